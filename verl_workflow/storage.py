@@ -1,0 +1,160 @@
+"""Control data on local disk, S3, GCS, Azure or in memory, through obstore.
+
+The one guarantee everything else is built on is `Store.create`: put-if-absent, which of any number of racing writers
+lets exactly one through and never shows partial content. Bulk data (parquet, checkpoints) does not pass through here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
+from obstore.store import LocalStore, MemoryStore, from_url
+
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+
+_MEMORY: dict[str, MemoryStore] = {}
+
+
+class Store:
+    """A flat key space of small objects below one URI.
+
+    Args:
+        uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root is
+            created on the first write, not here. S3 credentials, region and endpoint come from the ``AWS_*`` variables.
+
+    Raises:
+        UserError: the scheme is unknown or the URI cannot be understood.
+
+    Picklable: it crosses to Ray workers by its URI (a memory store only within one process).
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = absolute_uri(uri)
+        self._prefix = ""
+        scheme = urlparse(self.uri).scheme
+        try:
+            if scheme == "file":
+                self._store: Any = None
+            elif scheme == "memory":
+                self._store = _MEMORY.setdefault(self.uri, MemoryStore())
+            else:
+                options: dict[str, Any] = {}
+                if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+                    options["client_options"] = {"allow_http": True}
+                self._store = from_url(self.uri, **options)
+        except (BaseError, ValueError) as error:
+            raise UserError(
+                ErrorCode.STORAGE,
+                f"the storage cannot be opened: {error}",
+                value=uri,
+                remedy="Use a local path, or s3://, gs://, az:// with the credentials in the environment.",
+            ) from error
+
+    @property
+    def local_path(self) -> Path | None:
+        """The root folder when the store is on local disk, else None."""
+        parsed = urlparse(self.uri)
+        return Path(unquote(parsed.path)) if parsed.scheme == "file" else None
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write `key` only if it does not exist; True when this call wrote it, False when it was there already."""
+        try:
+            obstore.put(self._backend(), key, data, mode="create")
+        except AlreadyExistsError:
+            return False
+        except BaseError as error:
+            raise self._failed("create", key, error) from error
+        return True
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write `key`, replacing what is there, atomically."""
+        try:
+            obstore.put(self._backend(), key, data)
+        except BaseError as error:
+            raise self._failed("write", key, error) from error
+
+    def get(self, key: str) -> bytes | None:
+        """The content of `key`, or None when it does not exist."""
+        if self._absent():
+            return None
+        try:
+            return bytes(obstore.get(self._backend(), key).bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise self._failed("read", key, error) from error
+
+    def list(self, prefix: str) -> list[str]:
+        """All keys below the folder `prefix`, sorted."""
+        if self._absent():
+            return []
+        try:
+            found = [entry["path"] for batch in obstore.list(self._backend(), prefix=prefix) for entry in batch]
+        except BaseError as error:
+            raise self._failed("list", prefix, error) from error
+        return sorted(found)
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders directly below the folder `prefix`, sorted."""
+        if self._absent():
+            return []
+        try:
+            found = obstore.list_with_delimiter(self._backend(), prefix=prefix)["common_prefixes"]
+        except BaseError as error:
+            raise self._failed("list", prefix, error) from error
+        return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in found)
+
+    def delete(self, key: str) -> None:
+        """Remove `key`; no error when it is not there."""
+        if self._absent():
+            return
+        try:
+            obstore.delete(self._backend(), key)
+        except (NotFoundError, FileNotFoundError):
+            return
+        except BaseError as error:
+            raise self._failed("delete", key, error) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Store, (self.uri,)
+
+    def __repr__(self) -> str:
+        return f"Store({self.uri!r})"
+
+    def _absent(self) -> bool:
+        root = self.local_path
+        return root is not None and not root.is_dir()
+
+    def _backend(self) -> Any:
+        if self._store is None:
+            root = self.local_path
+            assert root is not None
+            try:
+                self._store = LocalStore(root, mkdir=True)
+            except (BaseError, OSError) as error:
+                raise self._failed("open", "", error) from error
+        return self._store
+
+    def _failed(self, verb: str, key: str, error: Exception) -> VerlWorkflowError:
+        return VerlWorkflowError(
+            ErrorCode.STORAGE,
+            f"cannot {verb} {key or 'the storage root'}: {error}",
+            where=self.uri,
+            remedy="Check that the storage is reachable, writable and not full.",
+            retryable=True,
+        )
+
+
+def absolute_uri(uri: str) -> str:
+    """`uri` with a scheme: a plain path becomes an absolute ``file://`` URI; others lose a trailing slash."""
+    parsed = urlparse(uri)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path)).absolute().as_uri()
+    if len(parsed.scheme) > 1:
+        return uri.rstrip("/")
+    return Path(uri).expanduser().absolute().as_uri()
