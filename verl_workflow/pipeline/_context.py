@@ -12,8 +12,6 @@ from verl_workflow.artifacts import Artifact
 from verl_workflow.spec._model import REFERENCE
 
 
-
-
 def _silent(_: Mapping[str, Any]) -> None:
     pass
 

@@ -1,0 +1,121 @@
+"""A pipeline run as a user starts it, and the processes of it that a test can kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from verl_workflow.errors import UserError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RunState, StepStatus, read_run
+
+CLI = Path(sys.executable).with_name("verl-workflow")
+PATIENCE_S = 600.0
+
+
+class Command:
+    """`verl-workflow ...` in a process group of its own; output goes to a file."""
+
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as stream:
+            self.process = subprocess.Popen(
+                [str(CLI), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, timeout: float = PATIENCE_S) -> int:
+        return self.process.wait(timeout)
+
+    def stop(self) -> None:
+        """End what this test started, and nothing else."""
+        for process in self.tree():
+            if process.is_running():
+                process.kill()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+    def tree(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+
+def kill_command(command: Command) -> None:
+    """The user's own process, and with it the local cluster, without a chance to clean up."""
+    victims = command.tree()
+    command.process.kill()
+    command.process.wait(30)
+    psutil.wait_procs(victims, timeout=60)
+    left = [
+        process for process in victims if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    ]
+    assert not left, f"outlived the command: {left}"
+
+
+def kill_head(command: Command) -> None:
+    """Ray's head: the process that holds the cluster's state."""
+    _named(command, "gcs_server").kill()
+
+
+def kill_training(command: Command) -> None:
+    """The verl process, but not its supervisor."""
+    _named(command, "verl_workflow.training.entry").kill()
+
+
+def kill_driver(command: Command, state: RunState) -> None:
+    """The worker process of the actor that drives the run."""
+    assert state.owner is not None
+    psutil.Process(state.owner["pid"]).kill()
+
+
+def _named(command: Command, text: str) -> psutil.Process:
+    for process in command.tree():
+        try:
+            if any(text in part for part in process.cmdline()):
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    raise AssertionError(f"no process with {text!r} in its command line; output was\n{command.tail()}")
+
+
+def wait_for(
+    command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str
+) -> RunState:
+    """The first state of the run that is `ready`; fails when the command ends before, or patience does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            state = read_run(store, run_id)
+        except UserError:
+            state = None
+        if state is not None and ready(state):
+            return state
+        if command.process.poll() is not None:
+            raise AssertionError(f"the command ended before {what}; output was\n{command.tail()}")
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
+
+
+def running(stage: str) -> Callable[[RunState], bool]:
+    return lambda state: state.steps[stage].status is StepStatus.RUNNING if stage in state.steps else False
+
+
+def trained(stage: str, step: int) -> Callable[[RunState], bool]:
+    """The stage has reported that many training steps."""
+    return lambda state: stage in state.steps and (state.steps[stage].progress or {}).get("step", 0) >= step

@@ -1,0 +1,226 @@
+"""Pipeline -> durable plan: a step for each stage, and one for the model they start from."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from verl_workflow.artifacts import Artifact
+from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.pipeline._context import StageContext
+from verl_workflow.pipeline._definition import Definition
+from verl_workflow.spec import (
+    DataStage,
+    EvaluateStage,
+    PromoteStage,
+    PythonStage,
+    Stage,
+    VerlStage,
+)
+from verl_workflow.spec._model import REFERENCE
+from verl_workflow.workflow import Plan, RetryPolicy, Step, StepContext
+
+MODEL_STEP = "model"
+# Their result depends on nothing but what is in the key: an evaluation depends on who is champion, a promotion acts on
+# the world, and a user's function may do anything.
+_REUSABLE = (DataStage, VerlStage)
+_NOT_IN_KEY = {"name", "after", "retry", "timeout"}
+
+
+def compile_run(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
+    """The plan of a stored run: what the driver is given to execute."""
+    return compile_plan(Definition.from_json(definition))
+
+
+def compile_plan(definition: Definition) -> Plan:
+    """The plan behind a definition. Needs neither Ray nor the storage."""
+    steps = []
+    wants_model = any(name == MODEL_STEP for stage in definition.pipeline.stages for name in _mentions(stage))
+    if wants_model:
+        steps.append(
+            Step(
+                name=MODEL_STEP,
+                call=_ModelCall(definition=definition),
+                retry=RetryPolicy(attempts=2, backoff_s=1.0),
+            )
+        )
+    for stage in definition.pipeline.stages:
+        mentioned = set(_mentions(stage))
+        steps.append(
+            Step(
+                name=stage.name,
+                call=_StageCall(definition=definition, stage=stage),
+                after=tuple(sorted(mentioned - {"params"})),
+                retry=RetryPolicy(attempts=stage.retry.attempts, backoff_s=stage.retry.backoff),
+                timeout_s=stage.timeout,
+                num_cpus=stage.cpus if isinstance(stage, PythonStage) else 0.0,
+                num_gpus=stage.gpus if isinstance(stage, PythonStage) else 0.0,
+                key=_StageKey(definition=definition, stage=stage) if reusable(definition, stage) else None,
+                verify=verify_artifacts,
+            )
+        )
+    return Plan(steps=tuple(steps))
+
+
+def reusable(definition: Definition, stage: Stage) -> bool:
+    """Whether an earlier run's result may stand in for this stage."""
+    return definition.reuse and isinstance(stage, _REUSABLE)
+
+
+def verify_artifacts(value: Any) -> None:
+    """Raise unless every artifact named in a step's value is on disk with the recorded content."""
+    if isinstance(value, Mapping):
+        if {"path", "sha256", "bytes"} <= value.keys():
+            Artifact.from_json(value).verify()
+        for item in value.values():
+            verify_artifacts(item)
+    elif isinstance(value, list):
+        for item in value:
+            verify_artifacts(item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ModelCall:
+    definition: Definition
+
+    def __call__(self, context: StepContext) -> dict[str, Any]:
+        from verl_workflow.models import make_model
+
+        assert self.definition.pipeline.model is not None, "references to the model were checked on loading"
+        model = make_model(
+            self.definition.pipeline.model, self.definition.artifacts, self.definition.base_dir
+        )
+        return model.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StageCall:
+    definition: Definition
+    stage: Any
+
+    def __call__(self, context: StepContext) -> Any:
+        model = context.inputs.get(MODEL_STEP)
+        stage_context = StageContext(
+            run_id=context.run_id,
+            stage=context.step,
+            attempt=context.attempt,
+            epoch=context.epoch,
+            storage=self.definition.storage,
+            root=self.definition.artifacts,
+            code_dir=self.definition.code_dir,
+            inputs=context.inputs,
+            model=Artifact.from_json(model) if model is not None else None,
+            report=context.report,
+        )
+        stage_context.attempt_dir.mkdir(parents=True, exist_ok=True)
+        return _run_stage(self.stage, stage_context)
+
+
+def _run_stage(stage: Any, context: StageContext) -> Any:
+    if isinstance(stage, DataStage):
+        from verl_workflow.data import run_data_stage
+
+        return run_data_stage(stage, context)
+    if isinstance(stage, VerlStage):
+        from verl_workflow.training import run_verl_stage
+
+        return run_verl_stage(stage, context)
+    if isinstance(stage, EvaluateStage):
+        from verl_workflow.evaluation import run_evaluate_stage
+
+        return run_evaluate_stage(stage, context)
+    if isinstance(stage, PromoteStage):
+        from verl_workflow.registry import run_promote_stage
+
+        return run_promote_stage(stage, context)
+    assert isinstance(stage, PythonStage)
+    return _run_python_stage(stage, context)
+
+
+def _run_python_stage(stage: PythonStage, context: StageContext) -> Any:
+    from verl_workflow.code import load_function
+
+    function = load_function(stage.function, context.code_dir)
+    arguments = {name: _resolved(value, context) for name, value in stage.args.items()}
+    signature = inspect.signature(function)
+    if "context" in signature.parameters:
+        arguments["context"] = context
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            f"{stage.function} cannot be called with these args: {error}",
+            where=f"{stage.name}.args",
+            value=sorted(arguments),
+            remedy=f"Its signature is {function.__name__}{signature}.",
+        ) from error
+    value = function(**arguments)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            f"{stage.function} returned what JSON cannot hold: {error}",
+            where=stage.name,
+            value=value,
+            remedy="Write large or binary results below context.attempt_dir and return their path.",
+        ) from error
+    return value
+
+
+def _resolved(value: Any, context: StageContext) -> Any:
+    if isinstance(value, str):
+        return context.value(value)
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, context) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, context) for item in value]
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StageKey:
+    """A stage's identity over runs: its spec, its inputs' content, the user's code and the tools; never a path or a name."""
+
+    definition: Definition
+    stage: Any
+
+    def __call__(self, inputs: Mapping[str, Any]) -> str:
+        spec = self.stage.model_dump(mode="json", exclude=_NOT_IN_KEY)
+        identity = {
+            "spec": _by_content(spec, inputs),
+            "code": self.definition.code_digest,
+            "versions": dict(self.definition.versions),
+        }
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _by_content(value: Any, inputs: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        if {"path", "sha256"} <= value.keys():
+            return {"sha256": value["sha256"]}
+        return {key: _by_content(item, inputs) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_by_content(item, inputs) for item in value]
+    if not isinstance(value, str):
+        return value
+    match = REFERENCE.fullmatch(value)
+    if match is not None and match.group(1) in inputs:
+        found: Any = inputs[match.group(1)]
+        for part in (match.group(2) or "").split(".") if match.group(2) else []:
+            found = found[part]
+        return _by_content(found, {}) if not isinstance(found, str) else found
+    if Path(value).is_absolute():
+        return [Artifact.of(Path(path)).sha256 for path in sorted(glob(value))] or value
+    return value
+
+
+def _mentions(stage: Any) -> list[str]:
+    return [name for _, name, _ in stage.references()] + list(stage.after)

@@ -1,0 +1,163 @@
+"""What a run was asked to do: written once, never changed, enough to resume it from anywhere."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from verl_workflow import code
+from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.spec import Document, Pipeline, VerlStage
+from verl_workflow.storage import Store, absolute_uri
+from verl_workflow.workflow import check_run_id
+
+# Versions that change what a stage yields; recorded in each run and part of each stage's key.
+_TOOLS = ("verl-workflow", "verl", "torch", "transformers", "ray")
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Definition:
+    """A resolved pipeline with digests.
+
+    Attributes:
+        pipeline: params substituted. params: their final values.
+        source: the pipeline file, for messages. base_dir: its folder, against which code paths were resolved.
+        storage: absolute URI of the control data. artifacts: folder of the bulk data.
+        code_files: sha256 by relative path of the user's code; code_digest: of them all.
+        versions: of the tools that shape results. reuse: whether results of earlier runs may be taken.
+    """
+
+    run_id: str
+    pipeline: Pipeline
+    params: Mapping[str, Any]
+    source: str
+    base_dir: Path
+    storage: str
+    artifacts: Path
+    code_files: Mapping[str, str]
+    code_digest: str
+    versions: Mapping[str, str]
+    reuse: bool
+    created_at: str
+
+    @property
+    def code_dir(self) -> Path:
+        """Where the run's own copy of the user's code lies."""
+        return self.artifacts / "runs" / self.run_id / "code"
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {**asdict(self), "pipeline": self.pipeline.model_dump(mode="json"), "format": FORMAT}
+        return {key: str(value) if isinstance(value, Path) else value for key, value in fields.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Definition:
+        """Raises UserError(SPEC_INVALID) for a definition written by a newer version."""
+        fields = dict(data)
+        written = fields.pop("format", None)
+        if written != FORMAT:
+            raise UserError(
+                ErrorCode.SPEC_INVALID,
+                f"the run was defined in format {written!r}, and this version reads format {FORMAT}",
+                where=str(fields.get("run_id", "")),
+                remedy="Resume it with the version of verl-workflow that started it.",
+            )
+        fields["pipeline"] = Pipeline.model_validate(fields["pipeline"])
+        fields["base_dir"] = Path(fields["base_dir"])
+        fields["artifacts"] = Path(fields["artifacts"])
+        return cls(**fields)
+
+
+def define(
+    document: Document, *, run_id: str | None = None, storage: str | None = None, reuse: bool = True
+) -> Definition:
+    """Check everything that can be checked without a cluster, and fix what the run is. Writes nothing.
+
+    Args:
+        run_id: by default ``<pipeline>-<UTC time>-<4 random hex digits>``.
+        storage: wins over the pipeline's own.
+        reuse: whether results of earlier runs with the same key may be taken.
+
+    Raises:
+        UserErrors: all mistakes found.
+    """
+    pipeline = document.pipeline
+    if run_id is not None:
+        check_run_id(run_id)
+    uri = Store(storage or pipeline.storage.uri).uri
+    errors = check_training(document)
+    artifacts = artifacts_root(uri, None if storage else pipeline.storage.artifacts)
+    if artifacts is None:
+        errors.append(
+            UserError(
+                ErrorCode.SPEC_INVALID,
+                "control data is in an object store, and no folder for files and checkpoints is named",
+                where=document.where(("storage",)),
+                value=uri,
+                remedy="Set storage.artifacts to a folder on a file system that all nodes share.",
+            )
+        )
+    if errors:
+        raise UserErrors(errors)
+    assert artifacts is not None
+    manifest = code.manifest(pipeline, document.path.parent)
+    now = datetime.now(timezone.utc)
+    return Definition(
+        run_id=run_id or f"{pipeline.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        pipeline=pipeline,
+        params=document.params,
+        source=str(document.path),
+        base_dir=document.path.parent,
+        storage=uri,
+        artifacts=artifacts,
+        code_files=dict(manifest.files),
+        code_digest=manifest.digest,
+        versions=tool_versions(),
+        reuse=reuse,
+        created_at=now.isoformat(timespec="seconds"),
+    )
+
+
+def artifacts_root(uri: str, named: str | None) -> Path | None:
+    """The folder for bulk data: the one named, else the storage itself when it is local, else None."""
+    if named is not None:
+        return Path(named).expanduser().absolute()
+    return Store(absolute_uri(uri)).local_path
+
+
+def tool_versions() -> dict[str, str]:
+    """Installed versions of the tools that shape results; those that are not installed are left out."""
+    versions = {}
+    for name in _TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_training(document: Document) -> list[UserError]:
+    """What the installed verl would refuse in the pipeline's verl stages, each with its place in the file."""
+    from verl_workflow.training import check_verl_stage
+
+    errors: list[UserError] = []
+    for stage in document.pipeline.stages:
+        if isinstance(stage, VerlStage):
+            for error in check_verl_stage(stage):
+                field = error.where.split(".") if error.where else []
+                place = document.where(("stages", stage.name, *field))
+                errors.append(
+                    UserError(
+                        error.code,
+                        error.what,
+                        where=f"{place}: {stage.name}" + (f".{error.where}" if field else ""),
+                        value=error.value,
+                        remedy=error.remedy,
+                    )
+                )
+    return errors

@@ -1,0 +1,115 @@
+"""Start and resume: write what the run is, join a cluster, and leave the driver to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from verl_workflow import code
+from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.pipeline._cluster import NAMESPACE, connect
+from verl_workflow.pipeline._definition import Definition
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RunStatus, create_run, read_run, start_driver
+
+_PLAN_LOADER = "verl_workflow.pipeline._compile:compile_run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run whose driver has been started on a cluster.
+
+    Attributes:
+        local: whether the cluster ends with this process; the run then becomes resumable.
+        warnings: what the user should know, a sentence each.
+    """
+
+    run_id: str
+    storage: str
+    local: bool
+    warnings: tuple[str, ...]
+    driver: Any
+
+    def driver_error(self) -> str | None:
+        """Why the driver stopped without ending the run, or None while it works or after it has ended the run."""
+        return driver_failure(self.driver)
+
+    def close(self) -> None:
+        """Leave the cluster; one that is this process's own ends."""
+        import ray
+
+        ray.shutdown()
+
+
+def start(definition: Definition, *, address: str | None = None) -> Run:
+    """Record the run, then start its driver.
+
+    Raises:
+        UserError(RUN_EXISTS): the id is taken.
+        VerlWorkflowError(CLUSTER_UNREACHABLE): nothing was started; what was recorded can be resumed.
+    """
+    store = Store(definition.storage)
+    _refuse_existing(store, definition.run_id)
+    code.snapshot(definition.pipeline, definition.base_dir, definition.code_dir)
+    create_run(store, definition.run_id, definition.to_json())
+    return _drive(definition, address=address, force=False, warnings=())
+
+
+def resume(storage: str, run_id: str, *, address: str | None = None, force: bool = False) -> Run:
+    """Take a stopped run up where its journal ends; what has succeeded is not run again.
+
+    Args:
+        force: take the run from an owner whose heartbeat is fresh; the owner is fenced and stops.
+
+    Raises:
+        UserError: the id is unknown (RUN_UNKNOWN), or the run has succeeded or was cancelled (RUN_TERMINAL).
+    """
+    state = read_run(Store(storage), run_id)
+    if state.status in {RunStatus.SUCCEEDED, RunStatus.CANCELLED}:
+        raise UserError(
+            ErrorCode.RUN_TERMINAL,
+            f"the run has {'succeeded' if state.status is RunStatus.SUCCEEDED else 'been cancelled'} already",
+            where=run_id,
+            remedy="Start a new run; finished stages with the same inputs are re-used.",
+        )
+    definition = Definition.from_json(state.definition)
+    return _drive(definition, address=address, force=force, warnings=_code_warnings(definition))
+
+
+def _drive(definition: Definition, *, address: str | None, force: bool, warnings: tuple[str, ...]) -> Run:
+    local = connect(address, code_dir=definition.code_dir)
+    driver = start_driver(
+        definition.storage, definition.run_id, _PLAN_LOADER, force=force, namespace=NAMESPACE
+    )
+    return Run(
+        run_id=definition.run_id,
+        storage=definition.storage,
+        local=local,
+        warnings=warnings,
+        driver=driver,
+    )
+
+
+def _refuse_existing(store: Store, run_id: str) -> None:
+    if store.get(f"runs/{run_id}/definition.json") is not None:
+        raise UserError(
+            ErrorCode.RUN_EXISTS,
+            "a run of this id exists already",
+            where=store.uri,
+            value=run_id,
+            remedy=f"Resume it (verl-workflow resume {run_id}), or choose another id.",
+        )
+
+
+def _code_warnings(definition: Definition) -> tuple[str, ...]:
+    if not Path(definition.base_dir).is_dir():
+        return ()
+    manifest = code.CodeManifest(files=dict(definition.code_files), digest=definition.code_digest)
+    changed = code.changed(manifest, definition.base_dir)
+    if not changed:
+        return ()
+    return (
+        f"Code has changed since the run was started ({'; '.join(changed)}). The run goes on with its recorded copy; "
+        "start a new run to use the changed code.",
+    )
