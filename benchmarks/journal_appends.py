@@ -18,9 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=2000)
     records = parser.parse_args().records
-    body = json.dumps(
-        {"kind": "step_started", "step": "train", "attempt": 1, "epoch": 1, "time": 0.0}
-    ).encode()
+    body = json.dumps({"kind": "step_started", "step": "train", "attempt": 1, "epoch": 1, "time": 0.0}).encode()
     with tempfile.TemporaryDirectory() as folder:
         bare = Path(folder) / "bare"
         bare.mkdir()

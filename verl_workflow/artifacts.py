@@ -19,8 +19,8 @@ class Artifact:
 
     Attributes:
         path: absolute path.
-        sha256: of the bytes for a file; for a folder, of its sorted ``<relative path>\\0<sha256>`` lines, so that the
-            digest does not depend on where the folder lies.
+        sha256: of the bytes for a file; for a folder, of its sorted ``<relative path>\\0<sha256>`` lines, so
+            that the digest does not depend on where the folder lies.
         bytes: total size.
     """
 

@@ -24,8 +24,8 @@ class Store:
     """A flat key space of small objects below one URI.
 
     Args:
-        uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root is
-            created on the first write, not here. S3 credentials, region and endpoint come from the ``AWS_*`` variables.
+        uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root
+            is created on the first write, not here. S3 credentials, region and endpoint come from ``AWS_*`` variables.
 
     Raises:
         UserError: the scheme is unknown or the URI cannot be understood.

@@ -62,9 +62,7 @@ def kill_command(command: Command) -> None:
     command.process.kill()
     command.process.wait(30)
     psutil.wait_procs(victims, timeout=60)
-    left = [
-        process for process in victims if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    ]
+    left = [process for process in victims if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert not left, f"outlived the command: {left}"
 
 
@@ -94,9 +92,7 @@ def _named(command: Command, text: str) -> psutil.Process:
     raise AssertionError(f"no process with {text!r} in its command line; output was\n{command.tail()}")
 
 
-def wait_for(
-    command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str
-) -> RunState:
+def wait_for(command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str) -> RunState:
     """The first state of the run that is `ready`; fails when the command ends before, or patience does."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:

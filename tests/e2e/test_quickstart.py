@@ -57,15 +57,13 @@ def finished(folder: Path) -> RunState:
             kill_command(current)
             current = resumed()
 
-            state = wait_for(
-                current, store, RUN, running(stage), f"{stage} again, after its command was killed"
-            )
+            state = wait_for(current, store, RUN, running(stage), f"{stage} again, after its command was killed")
             kill_driver(current, state)
             state = wait_for(
                 current,
                 store,
                 RUN,
-                lambda now, before=state.epoch: now.epoch > before and running(stage)(now),
+                lambda now, stage=stage, before=state.epoch: now.epoch > before and running(stage)(now),
                 f"{stage} again, after its driver was killed",
             )
 
@@ -168,9 +166,7 @@ def test_the_promoted_model_answers_as_it_did_before_the_export(finished: RunSta
         out = []
         for question in ("say 3", "say 7", "say 0"):
             chat = [{"role": "user", "content": question}]
-            ids = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
+            ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
             out.append(model.generate(**ids, max_new_tokens=8, do_sample=False)[0].tolist())
         return out
 
@@ -185,23 +181,17 @@ def _checkpoint_answers(finished: RunState) -> list[list[int]]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     exported = finished.steps["train"].value["model"]["path"]
-    shard = (
-        Path(finished.steps["train"].value["checkpoint"]["path"]) / "actor" / "model_world_size_1_rank_0.pt"
-    )
+    shard = Path(finished.steps["train"].value["checkpoint"]["path"]) / "actor" / "model_world_size_1_rank_0.pt"
     weights = torch.load(shard, map_location="cpu", weights_only=False)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(exported), dtype=torch.float32)
-    plain = {
-        name: (value.to_local() if hasattr(value, "to_local") else value) for name, value in weights.items()
-    }
+    plain = {name: (value.to_local() if hasattr(value, "to_local") else value) for name, value in weights.items()}
     model.load_state_dict(plain)
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(exported)
     out = []
     for question in ("say 3", "say 7", "say 0"):
         chat = [{"role": "user", "content": question}]
-        ids = tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         out.append(model.generate(**ids, max_new_tokens=8, do_sample=False)[0].tolist())
     return out
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 
 NAMESPACE = "verl_workflow"
-# Logical CPUs of a local cluster: verl asks for 3 for each rank, 1 for TransferQueue's controller and 1 for each of its
-# storage units, whatever the machine has; fewer would wait for ever on a laptop.
+# Logical CPUs of a local cluster: verl asks for 3 for each rank, 1 for TransferQueue's controller and 1 for each of
+# its storage units, whatever the machine has; with fewer it would wait for ever on a laptop.
 LOCAL_CPUS = 12
 
 

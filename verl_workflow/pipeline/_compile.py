@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +92,7 @@ class _ModelCall:
         from verl_workflow.models import make_model
 
         assert self.definition.pipeline.model is not None, "references to the model were checked on loading"
-        model = make_model(
-            self.definition.pipeline.model, self.definition.artifacts, self.definition.base_dir
-        )
+        model = make_model(self.definition.pipeline.model, self.definition.artifacts, self.definition.base_dir)
         return model.to_json()
 
 
@@ -187,7 +184,7 @@ def _resolved(value: Any, context: StageContext) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _StageKey:
-    """A stage's identity over runs: its spec, its inputs' content, the user's code and the tools; never a path or a name."""
+    """A stage's identity over runs: spec, content of inputs, the user's code, tool versions; never a path or a name."""
 
     definition: Definition
     stage: Any
@@ -218,7 +215,8 @@ def _by_content(value: Any, inputs: Mapping[str, Any]) -> Any:
             found = found[part]
         return _by_content(found, {}) if not isinstance(found, str) else found
     if Path(value).is_absolute():
-        return [Artifact.of(Path(path)).sha256 for path in sorted(glob(value))] or value
+        root = Path(value).anchor
+        return [Artifact.of(path).sha256 for path in sorted(Path(root).glob(value.removeprefix(root)))] or value
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ class StageContext:
         code_dir: folder with the run's recorded copy of the user's code.
         inputs: outputs of the finished stages this one refers to, by stage name.
         model: the pipeline's model as an artifact, None before it has been made.
-        report: call with small JSON facts ({"step": 3, "total": 40, "reward": 0.4}) to show progress. Cheap; best effort.
+        report: shows progress when called with small JSON facts, {"step": 3, "total": 40}. Cheap; best effort.
     """
 
     run_id: str
@@ -54,7 +53,7 @@ class StageContext:
         return self.stage_dir / "attempts" / f"{self.attempt:03d}"
 
     def value(self, text: Any) -> Any:
-        """The value behind a reference such as ``${train.step}``; anything that is no reference comes back as it is."""
+        """The value behind a reference such as ``${train.step}``; whatever is no reference comes back as it is."""
         match = REFERENCE.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             return text

@@ -32,7 +32,7 @@ class PlanRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanReport:
-    """Attributes: rows in order of execution; problems that would stop the run; the cluster's resources, if it was asked."""
+    """Attributes: rows in order of execution; problems that would stop the run; resources of the cluster, if asked."""
 
     rows: tuple[PlanRow, ...]
     problems: tuple[UserError, ...]
@@ -71,9 +71,7 @@ def plan(
         action, why, value = _decide(store, step, known)
         if value is not None:
             known[step.name] = value
-        rows.append(
-            PlanRow(stage=step.name, kind=_kind(definition, step.name), action=action, why=why, needs=needs)
-        )
+        rows.append(PlanRow(stage=step.name, kind=_kind(definition, step.name), action=action, why=why, needs=needs))
         if cluster is not None and action != "reuse":
             problems.extend(_missing(step.name, needs, cluster))
     return PlanReport(rows=tuple(rows), problems=tuple(problems), cluster=cluster)

@@ -79,9 +79,7 @@ def resume(storage: str, run_id: str, *, address: str | None = None, force: bool
 
 def _drive(definition: Definition, *, address: str | None, force: bool, warnings: tuple[str, ...]) -> Run:
     local = connect(address, code_dir=definition.code_dir)
-    driver = start_driver(
-        definition.storage, definition.run_id, _PLAN_LOADER, force=force, namespace=NAMESPACE
-    )
+    driver = start_driver(definition.storage, definition.run_id, _PLAN_LOADER, force=force, namespace=NAMESPACE)
     return Run(
         run_id=definition.run_id,
         storage=definition.storage,

@@ -1,0 +1,102 @@
+"""Pipelines of Python stages on a real, local Ray: no verl, so that the run itself is what is tested."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.pipeline import define, plan, resume, start
+from verl_workflow.pipeline._run import Run
+from verl_workflow.spec import load
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RunState, RunStatus, read_run
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.close()
+
+
+def finish(run: Run, storage: Path) -> RunState:
+    for _ in range(1200):
+        state = read_run(Store(str(storage)), run.run_id)
+        if state.ended_at is not None:
+            return state
+        assert run.driver_error() is None
+        time.sleep(0.1)
+    raise AssertionError("the run did not end")
+
+
+def test_a_run_passes_outputs_on_and_uses_its_recorded_code(project: Path, tmp_path: Path, closing: list[Run]) -> None:
+    storage = tmp_path / "storage"
+    definition = define(load(project / "pipeline.yaml", {"count": "5"}), run_id="r1", storage=str(storage))
+    closing.append(start(definition))
+    state = finish(closing[0], storage)
+    assert state.status is RunStatus.SUCCEEDED, state.error
+    assert state.steps["total"].value == {"total": 0 + 1 + 2 + 3 + 4 + 10}
+    assert (definition.code_dir / "steps.py").read_text() == (project / "steps.py").read_text()
+
+    with pytest.raises(UserError) as caught:
+        start(definition)
+    assert caught.value.code is ErrorCode.RUN_EXISTS
+    with pytest.raises(UserError) as caught:
+        resume(str(storage), "r1")
+    assert caught.value.code is ErrorCode.RUN_TERMINAL
+
+
+def test_a_failed_run_is_resumed_with_its_recorded_code_and_says_so(
+    project: Path, tmp_path: Path, closing: list[Run]
+) -> None:
+    storage = tmp_path / "storage"
+    flag = tmp_path / "repaired"
+    (project / "steps.py").write_text(
+        (project / "steps.py")
+        .read_text()
+        .replace("    with open(path)", f"    open({str(flag)!r}).close()\n    with open(path)")
+    )
+    text = (
+        (project / "pipeline.yaml")
+        .read_text()
+        .replace(
+            "kind: python\n    function: steps.py:total",
+            "kind: python\n    retry: {attempts: 1}\n    function: steps.py:total",
+        )
+    )
+    (project / "pipeline.yaml").write_text(text)
+    run = start(define(load(project / "pipeline.yaml", {}), run_id="r2", storage=str(storage)))
+    try:
+        state = finish(run, storage)
+        assert state.status is RunStatus.FAILED
+        assert "repaired" in str(state.error)
+    finally:
+        run.close()
+
+    flag.touch()
+    (project / "sums.py").write_text("def add(numbers):\n    return -1\n")
+    closing.append(resume(str(storage), "r2"))
+    assert any("sums.py" in warning for warning in closing[0].warnings)
+    state = finish(closing[0], storage)
+    assert state.status is RunStatus.SUCCEEDED, state.error
+    assert state.steps["total"].value == {"total": 0 + 1 + 2 + 3 + 10}
+    assert len(state.steps["numbers"].attempts) == 1
+
+
+def test_resuming_an_unknown_run_creates_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        resume(str(tmp_path / "storage"), "never-started")
+    assert caught.value.code is ErrorCode.RUN_UNKNOWN
+    assert not (tmp_path / "storage").exists()
+
+
+def test_the_plan_of_stages_that_are_never_reused(project: Path, tmp_path: Path) -> None:
+    report = plan(load(project / "pipeline.yaml", {}), storage=str(tmp_path / "storage"))
+    assert [(row.stage, row.action) for row in report.rows] == [("numbers", "run"), ("total", "run")]
+    assert report.problems == ()
+    assert not (tmp_path / "storage").exists()
