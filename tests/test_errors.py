@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from verl_workflow.errors import ErrorCode, FencedError, UserError, UserErrors, VerlWorkflowError
+
+
+@pytest.mark.parametrize("cls", [VerlWorkflowError, UserError, FencedError])
+def test_an_error_crosses_processes_whole(cls: type[VerlWorkflowError]) -> None:
+    error = cls(ErrorCode.CAPACITY, "too few", where="train", value=3, remedy="Add more.", retryable=True)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert copy.to_json() == error.to_json()
+    assert copy.value == 3
+
+
+def test_the_message_gives_place_fact_value_and_remedy() -> None:
+    error = UserError(
+        ErrorCode.SPEC_INVALID, "unknown key", where="p.yaml:3:5", value="stpes", remedy="Did you mean steps?"
+    )
+    assert str(error) == "p.yaml:3:5: unknown key (got 'stpes'). Did you mean steps?"
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(str(UserError(ErrorCode.SPEC_INVALID, "too long", value="x" * 10_000))) < 300
+
+
+def test_errors_found_together_stay_together() -> None:
+    errors = UserErrors([UserError(ErrorCode.FILE_MISSING, "first"), UserError(ErrorCode.PARAM_INVALID, "second")])
+    copy = pickle.loads(pickle.dumps(errors))
+    assert [error.what for error in copy.errors] == ["first", "second"]
+    assert copy.code is ErrorCode.FILE_MISSING
+    assert str(copy) == "first\nsecond"

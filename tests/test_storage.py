@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.storage import Store, absolute_uri
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "local":
+        return Store(str(tmp_path / "root"))
+    if request.param == "memory":
+        return Store(f"memory://{tmp_path.name}")
+    import boto3
+
+    endpoint = request.getfixturevalue("s3_endpoint")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint).create_bucket(Bucket="bucket")
+    return Store(f"s3://bucket/{tmp_path.name}")
+
+
+def test_create_lets_one_writer_through(store: Store) -> None:
+    assert store.create("a/1.json", b"first")
+    assert not store.create("a/1.json", b"second")
+    assert store.get("a/1.json") == b"first"
+
+
+def test_keys_are_listed_by_folder(store: Store) -> None:
+    for key in ("runs/b/1", "runs/a/2", "runs/a/1", "other/1"):
+        store.put(key, b"x")
+    assert store.list("runs/a") == ["runs/a/1", "runs/a/2"]
+    assert store.folders("runs") == ["a", "b"]
+
+
+def test_absent_things_are_none_and_empty(store: Store) -> None:
+    assert store.get("no/such") is None
+    assert store.list("no") == []
+    assert store.folders("no") == []
+    store.delete("no/such")
+
+
+def test_put_replaces_and_delete_removes(store: Store) -> None:
+    store.put("k", b"1")
+    store.put("k", b"2")
+    assert store.get("k") == b"2"
+    store.delete("k")
+    assert store.get("k") is None
+
+
+def test_reading_a_local_store_creates_nothing(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "absent"))
+    assert store.get("a") is None
+    assert store.list("") == []
+    assert not (tmp_path / "absent").exists()
+
+
+def _race(uri: str, number: int, barrier: object, wins: object) -> None:
+    store = Store(uri)
+    for key in range(50):
+        barrier.wait()  # type: ignore[attr-defined]
+        if store.create(f"race/{key}", str(number).encode() * 1000):
+            wins.put((key, number))  # type: ignore[attr-defined]
+
+
+def test_of_racing_processes_one_wins_each_key(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, wins = context.Barrier(4), context.Queue()
+    racers = [context.Process(target=_race, args=(str(tmp_path), n, barrier, wins)) for n in range(4)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join(60)
+    won = dict(wins.get(timeout=10) for _ in range(50))
+    assert sorted(won) == list(range(50))
+    assert wins.empty()
+    store = Store(str(tmp_path))
+    assert all(store.get(f"race/{key}") == str(number).encode() * 1000 for key, number in won.items())
+
+
+def test_a_store_crosses_processes_by_its_address(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.put("k", b"v")
+    assert pickle.loads(pickle.dumps(store)).get("k") == b"v"
+
+
+def test_an_unknown_scheme_is_the_users_mistake() -> None:
+    with pytest.raises(UserError) as caught:
+        Store("ftp://host/path")
+    assert caught.value.code is ErrorCode.STORAGE
+
+
+def test_a_file_in_the_place_of_the_root_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("not a folder")
+    with pytest.raises(VerlWorkflowError) as caught:
+        Store(str(tmp_path / "root")).put("k", b"v")
+    assert str(tmp_path / "root") in str(caught.value)
+
+
+def test_a_path_with_a_space_stays_itself(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "my runs"))
+    store.put("k", b"v")
+    assert store.local_path == tmp_path / "my runs"
+    assert Store(absolute_uri(store.uri)).get("k") == b"v"
