@@ -1,13 +1,13 @@
 """Which of verl's checkpoints can be trusted.
 
-verl writes a checkpoint file by file and names it in a tracker that is not atomic, so a kill leaves anything. A
-checkpoint counts here only when each rank's files are there and readable, and match the manifest written after the save.
+verl writes a checkpoint file by file and names it in a tracker that is not atomic, so a kill leaves anything.
+A checkpoint counts here only when each rank's files are there and readable, and match the manifest written after
+the save.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import zipfile
@@ -101,8 +101,8 @@ def quarantine(checkpoint: Checkpoint) -> Path:
 def tidy(root: Path, *, world_size: int, roles: Sequence[str], keep: int) -> Checkpoint | None:
     """Leave only the newest `keep` checkpoints that can be resumed from; return the newest of them, or None.
 
-    Broken ones are quarantined; the empty folders that verl's own pruning leaves are removed. Call it only while nothing
-    trains in `root`.
+    Broken ones are quarantined; the empty folders that verl's own pruning leaves are removed. Call it only while
+    nothing trains in `root`.
     """
     valid: list[Checkpoint] = []
     for checkpoint in checkpoints(root):
@@ -147,7 +147,7 @@ def _against_manifest(checkpoint: Path) -> str | None:
         return f"{_MANIFEST} is damaged"
     for name, size in files:
         try:
-            if os.stat(checkpoint / name).st_size != size:
+            if (checkpoint / name).stat().st_size != size:
                 return f"{name} has changed its size since it was saved"
         except OSError:
             return f"{name} is missing"

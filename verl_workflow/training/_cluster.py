@@ -45,9 +45,7 @@ def require_fit(*, nodes: int, gpus_per_node: int, cpus: int) -> None:
     if total < cpus:
         missing.append(f"{cpus} CPUs are needed and the cluster has {total:g} for it")
     if not missing:
-        fitting = sum(
-            node.get("GPU", 0) >= gpus_per_node and node.get("CPU", 0) >= 3 * gpus_per_node for node in alive
-        )
+        fitting = sum(node.get("GPU", 0) >= gpus_per_node and node.get("CPU", 0) >= 3 * gpus_per_node for node in alive)
         if fitting < nodes:
             missing.append(
                 f"{nodes} nodes with {gpus_per_node} GPUs and {3 * gpus_per_node} CPUs each are needed and "
@@ -134,8 +132,7 @@ def _queue_is_up() -> bool:
     import ray.util
 
     return any(
-        (actor["namespace"], actor["name"]) == _QUEUE_ACTOR
-        for actor in ray.util.list_named_actors(all_namespaces=True)
+        (actor["namespace"], actor["name"]) == _QUEUE_ACTOR for actor in ray.util.list_named_actors(all_namespaces=True)
     )
 
 

@@ -25,7 +25,7 @@ class FailureClass(str, enum.Enum):
 
 
 ADVICE: Mapping[FailureClass, str] = {
-    FailureClass.INFRASTRUCTURE: "A process or node was lost; the next attempt resumes from the newest valid checkpoint.",
+    FailureClass.INFRASTRUCTURE: "A process or node was lost; the next attempt resumes from the newest checkpoint.",
     FailureClass.CAPACITY: "Give the cluster more CPUs or GPUs, or ask for fewer.",
     FailureClass.MEMORY: "Lower the micro batch size, the response length or rollout.gpu_memory_utilization.",
     FailureClass.CHECKPOINT: "The checkpoint is set aside; the next attempt resumes from the one before.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from verl_workflow.spec._model import Reward, VerlStage
 _TOKENS_PER_PASS = {"cpu": 8192, "cuda": 16384}
 _FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 _FILE_LOGGER = "file"
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +80,13 @@ def _flat(value: Mapping[str, Any], path: tuple[str, ...]) -> list[tuple[tuple[s
         else:
             dotted = ".".join(part.lstrip("+") for part in here)
             added = any(part.startswith("+") for part in here)
-            found.append((here, f"+{dotted}" if added else dotted, item))
+            found.append((here, f"+{dotted}" if added else dotted, _number(item)))
     return found
+
+
+def _number(value: Any) -> Any:
+    """YAML reads ``1e-5`` as a string; hydra, and whoever wrote it, mean the number."""
+    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
 def _data(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
@@ -216,9 +222,7 @@ def _cpu_queue(spec: VerlStage) -> dict[str, Any]:
     """One storage unit, and a sampler that looks every 50 ms where verl's own sleeps two seconds a step."""
     return {
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        "transfer_queue.backend.SimpleStorage.total_storage_size": max(
-            2000, 4 * spec.batch_size * spec.rollouts
-        ),
+        "transfer_queue.backend.SimpleStorage.total_storage_size": max(2000, 4 * spec.batch_size * spec.rollouts),
         "trainer.v1.sampler.custom_sampler.path": "pkg://verl_workflow.verl_plugin.sampler",
         "trainer.v1.sampler.custom_sampler.name": "FastReplayBuffer",
         "trainer.v1.sampler.sampler_kwargs.poll_interval": 0.05,
@@ -232,9 +236,9 @@ def _with_file_logger(logger: Any) -> list[Any]:
 
 
 def cpus_needed(chosen: Mapping[str, Any]) -> int:
-    """CPUs verl's actors hold while they train: three for each GPU, the transfer queue, and the agent workers."""
+    """CPUs verl's actors hold while they train: three for each GPU, the transfer queue."""
     units = chosen.get("transfer_queue.backend.SimpleStorage.num_data_storage_units", 8)
-    return 3 * world_size(chosen) + math.ceil(units) + 1
+    return 3 * world_size(chosen) + int(units) + 1
 
 
 def world_size(chosen: Mapping[str, Any]) -> int:

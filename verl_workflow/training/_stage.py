@@ -34,8 +34,8 @@ def run_verl_stage(spec: VerlStage, ctx: StageContext) -> dict[str, Any]:
     """Train with verl until the planned step, from the newest valid checkpoint if there is one.
 
     Call it in a process that is connected to Ray. Everything is written below ``ctx.stage_dir``: checkpoints in
-    ``checkpoints/`` (shared by all attempts), the log, metrics and model of this attempt in its own folder. verl runs in
-    a process of its own that does not outlive this call.
+    ``checkpoints/`` (shared by all attempts), the log, metrics and model of this attempt in its own folder. verl runs
+    in a process of its own that does not outlive this call.
 
     Returns:
         ``{"model": artifact, "checkpoint": {"path", "step"}, "metrics": artifact, "step": n, "reward": {"first",
@@ -136,7 +136,7 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
 
 
 def _train(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkpoints.Checkpoint:
-    spec, ctx = attempt.spec, attempt.ctx
+    ctx = attempt.ctx
     gpus = world_size(attempt.chosen)
     _cluster.require_fit(
         nodes=int(attempt.chosen["trainer.nnodes"]),
@@ -194,9 +194,7 @@ def _write_launch(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> d
     return driver_environment(variables)
 
 
-def _failure(
-    attempt: _Attempt, code: int, start: _checkpoints.Checkpoint | None
-) -> VerlWorkflowError | None:
+def _failure(attempt: _Attempt, code: int, start: _checkpoints.Checkpoint | None) -> VerlWorkflowError | None:
     """What went wrong in verl's process, or None when it says that all went well."""
     try:
         result = json.loads((attempt.ctx.attempt_dir / _failures.RESULT).read_text(encoding="utf-8"))
@@ -263,5 +261,3 @@ def _rows(parquet: Path) -> int:
     from pyarrow import parquet as pq
 
     return int(pq.read_metadata(parquet).num_rows)
-
-
