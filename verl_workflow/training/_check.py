@@ -214,7 +214,7 @@ def _combinations(spec: VerlStage, chosen: Mapping[str, Any], train_rows: int | 
     world = world_size(chosen)
     batch = value("data.train_batch_size")
     answers = value("actor_rollout_ref.rollout.n")
-    mini = value("actor_rollout_ref.actor.ppo_mini_batch_size")
+    mini = value("actor_rollout_ref.actor.ppo_mini_batch_size", 0)
     manager = chosen.get("reward.reward_manager.name", _REWARD_MANAGERS[0])
     if chosen.get("reward.reward_manager.source", "register") == "register" and manager not in _REWARD_MANAGERS:
         wrong(
@@ -261,7 +261,8 @@ def _combinations(spec: VerlStage, chosen: Mapping[str, Any], train_rows: int | 
         )
     if mini > batch:
         wrong(("overrides",), f"actor.ppo_mini_batch_size ({mini}) is above the batch of {batch}", "Lower it.")
-    found += _micro_batches(chosen, world, batch, mini, answers)
+    else:
+        found += _micro_batches(chosen, world, batch, mini, answers)
     if spec.retry.attempts > 1 and value("trainer.save_freq") < 1:
         wrong(
             ("overrides",),
@@ -280,11 +281,13 @@ def _micro_batches(chosen: Mapping[str, Any], world: int, batch: int, mini: int,
     actor = "actor_rollout_ref.actor"
     if chosen.get(f"{actor}.use_dynamic_bsz") or batch * answers % world:
         return []
+    # 0: an interpolation, known to verl alone.
+    update = (mini or batch) * answers // world
     shares = {
-        f"{actor}.ppo_micro_batch_size_per_gpu": mini * answers // world,
+        f"{actor}.ppo_micro_batch_size_per_gpu": update,
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": batch * answers // world,
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": batch * answers // world,
-        "critic.ppo_micro_batch_size_per_gpu": mini * answers // world,
+        "critic.ppo_micro_batch_size_per_gpu": update,
     }
     return [
         (
@@ -294,5 +297,5 @@ def _micro_batches(chosen: Mapping[str, Any], world: int, batch: int, mini: int,
             "Choose a divisor.",
         )
         for key, share in shares.items()
-        if isinstance(size := chosen.get(key), int) and (size < 1 or share % size)
+        if isinstance(size := chosen.get(key), int) and (size < 1 or (mini and share % size))
     ]

@@ -236,7 +236,7 @@ def _with_file_logger(logger: Any) -> list[Any]:
 
 
 def cpus_needed(chosen: Mapping[str, Any]) -> int:
-    """CPUs verl's actors hold while they train: three for each GPU, the transfer queue."""
+    """CPUs verl's actors hold while they train: three for each GPU, and the transfer queue's."""
     units = chosen.get("transfer_queue.backend.SimpleStorage.num_data_storage_units", 8)
     return 3 * world_size(chosen) + int(units) + 1
 

@@ -87,8 +87,9 @@ class Schema:
             ]
         leaf = key.rsplit(".", 1)[-1]
         elsewhere = [path for path in self.paths() if path.rsplit(".", 1)[-1] == leaf]
-        similar = difflib.get_close_matches(key, self.paths(), n=2, cutoff=0.8)
-        return elsewhere[:3] or [path for path in similar if not key.startswith(f"{path}.")][:1]
+        if elsewhere or prefix:
+            return elsewhere[:3]
+        return difflib.get_close_matches(key, self.paths(), n=1, cutoff=0.8)
 
     def kinds(self, key: str) -> Kinds | None:
         """Types the value may have (``None`` among them), or None when nothing is known about it."""

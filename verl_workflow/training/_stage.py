@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from verl_workflow.pipeline._context import StageContext
 
 _POLL_SECONDS = 0.5
+_ENTRY = "verl_workflow.training.entry"
 
 
 def run_verl_stage(spec: VerlStage, ctx: StageContext) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _train(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkpo
 def _run(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> int:
     """Run verl's process to its end, showing progress; its exit code."""
     spec, ctx = attempt.spec, attempt.ctx
-    command = [sys.executable, "-m", "verl_workflow.training.entry", str(ctx.attempt_dir)]
+    command = [sys.executable, "-m", _ENTRY, str(ctx.attempt_dir)]
     environment = _write_launch(attempt, start)
     (ctx.attempt_dir / _failures.RESULT).unlink(missing_ok=True)
     watch = Watch(file=_metrics.MetricsFile(attempt.metrics), total=spec.steps, start=start.step if start else 0)

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from verl_workflow.training._failures import FailureClass, classify, error_chain, headline
+
+CUDA_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def task_error(cause: Exception) -> Exception:
+    """As ray.get raises it for an error in a remote function."""
+    made: Exception = RayTaskError("run", "Traceback: GCS somewhere in the text", cause).as_instanceof_cause()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "retryable"),
+    [
+        (ActorDiedError(), FailureClass.INFRASTRUCTURE, True),
+        (task_error(ValueError("bad config")), FailureClass.USER, False),
+        (task_error(KeyError("prompt")), FailureClass.USER, False),
+        (AssertionError("real_train_batch_size (15) must be divisible"), FailureClass.USER, False),
+        (ValueError("Total available GPUs 0 is less than total desired GPUs 1"), FailureClass.CAPACITY, False),
+        (task_error(RuntimeError(CUDA_OOM)), FailureClass.MEMORY, False),
+        (
+            FileNotFoundError(2, "No such file", "/x/global_step_4/actor/model_world_size_1_rank_0.pt"),
+            FailureClass.CHECKPOINT,
+            True,
+        ),
+        (RuntimeError("PytorchStreamReader failed reading zip archive"), FailureClass.CHECKPOINT, True),
+        (ConnectionError("lost the connection to GCS"), FailureClass.INFRASTRUCTURE, True),
+        (RuntimeError("something nobody has seen"), FailureClass.UNKNOWN, False),
+    ],
+)
+def test_class_of_a_failure(error: Exception, expected: FailureClass, retryable: bool) -> None:
+    found = classify(error_chain(error))
+    assert found is expected
+    assert found.retryable is retryable
+
+
+def test_the_innermost_error_is_what_is_told() -> None:
+    try:
+        try:
+            raise KeyError("reward_model")
+        except KeyError as cause:
+            raise RuntimeError("training failed\nfor a reason") from cause
+    except RuntimeError as error:
+        chain = error_chain(error)
+    assert [link["type"] for link in chain] == ["builtins.RuntimeError", "builtins.KeyError"]
+    assert headline(chain) == "KeyError: 'reward_model'"
