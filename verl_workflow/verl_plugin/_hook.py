@@ -30,21 +30,23 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, action: Callable[[], None]) -> None:
         self.name = name
         self.action = action
+        self._searching = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
+        # The others are asked in turn, among them perhaps another of this kind that waits for the same module.
+        if fullname != self.name or self._searching:
             return None
-        for finder in list(sys.meta_path):
-            if isinstance(finder, _Finder) and finder.name == fullname:
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)
-                return spec
-        return None
+        self._searching = True
+        try:
+            found = (finder.find_spec(fullname, path, target) for finder in list(sys.meta_path))
+            spec = next((one for one in found if one is not None), None)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
+        return spec
 
 
 class _Loader(importlib.abc.Loader):
