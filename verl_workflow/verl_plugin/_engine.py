@@ -16,11 +16,12 @@ class _OnCPU:
     """What both engines share."""
 
     engine_config: Any
+    module: Any
 
-    def initialize(self) -> Any:
+    def initialize(self) -> None:
         _check(self.engine_config)
-        use_cores()
-        return super().initialize()  # type: ignore[misc]
+        super().initialize()  # type: ignore[misc]
+        use_cores(sum(parameter.numel() for parameter in self.module.parameters()))
 
     def _build_fsdp_module(self, module: Any) -> Any:
         # A forward-only (reference) engine would be offloaded to pinned host memory, and pinning needs an accelerator.

@@ -52,9 +52,9 @@ class HFServer:
 
     async def launch_server(self) -> None:
         """Build the model and take requests."""
-        if self.device.type == "cpu":
-            use_cores(self._share)
         self.model = _build_model(self.config, self.model_config).to(self.device).eval()
+        if self.device.type == "cpu":
+            use_cores(self.model.num_parameters(), self._share)
         self._weights = WeightLoader(self.model)
         self._eos_ids, self._pad_id = _special_ids(self.model_config)
         self._batcher = Batcher(self._decode, most=self.config.max_num_seqs, window_s=self._options.batch_window_s)
