@@ -17,6 +17,7 @@ class ErrorCode(str, enum.Enum):
     SPEC_INVALID = "spec_invalid"
     SPEC_SYNTAX = "spec_syntax"
     FILE_MISSING = "file_missing"
+    FILE_EXISTS = "file_exists"
     PARAM_INVALID = "param_invalid"
     RUN_ID_INVALID = "run_id_invalid"
     RUN_UNKNOWN = "run_unknown"

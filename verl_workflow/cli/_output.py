@@ -1,0 +1,99 @@
+"""What every command does alike: exit codes, errors as lines or JSON, one document on stdout."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from verl_workflow.errors import UserError, UserErrors, VerlWorkflowError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+class ExitCode(enum.IntEnum):
+    """What the command line returns; scripts may rely on it."""
+
+    OK = 0
+    FAILED = 1
+    USER_ERROR = 2
+    CANCELLED = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+@contextmanager
+def reported(as_json: bool) -> Iterator[None]:
+    """Turn errors raised on purpose into their messages and exit codes; any other exception passes, traceback and all.
+
+    With `as_json` the error is the document on stdout, ``{"error": ...}``; the lines for people go to stderr always.
+    """
+    try:
+        yield
+    except VerlWorkflowError as error:
+        for each in flat(error):
+            note(f"error: {each}")
+        if as_json:
+            print_json({"error": error.to_json()})
+        code = ExitCode.USER_ERROR if isinstance(error, UserError) else ExitCode.FAILED
+        raise typer.Exit(code) from error
+    except KeyboardInterrupt as stop:
+        raise typer.Exit(ExitCode.INTERRUPTED) from stop
+
+
+def flat(error: VerlWorkflowError) -> list[VerlWorkflowError]:
+    """The single mistakes behind an error."""
+    if isinstance(error, UserErrors):
+        return [single for each in error.errors for single in flat(each)]
+    return [error]
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document to stdout; numbers that JSON cannot hold become null."""
+    print_line(json.dumps(_finite(document), indent=2, ensure_ascii=False))
+
+
+def print_line(text: str) -> None:
+    """Print to stdout what the user asked for."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """Print to stderr: errors, warnings and progress, which are never part of the result."""
+    typer.echo(text, err=True)
+
+
+def interactive() -> bool:
+    """Whether stderr, where live views are drawn, is a terminal that can redraw."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def print_table(renderable: RenderableType) -> None:
+    """Print a table to stdout: fitted to a terminal, and never cut or wrapped on a pipe."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 10_000
+    console = Console(file=sys.stdout, width=wide, highlight=False)
+    with console.capture() as captured:
+        console.print(renderable)
+    # Padding to the full width is of use to nobody.
+    for line in captured.get().splitlines():
+        print_line(line.rstrip())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

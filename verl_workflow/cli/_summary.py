@@ -1,0 +1,120 @@
+"""What a run came to, in a few lines: results of each stage, why it stopped, where things lie, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_workflow.cli._facts import RunFacts, StageFacts
+from verl_workflow.cli._words import command, duration, figure, location, short
+
+
+def summary(facts: RunFacts) -> list[str]:
+    """The lines to print when a run has ended, or when its state is asked for."""
+    lines = [f"run {facts.run_id}: {facts.status} after {duration(facts.elapsed)}"]
+    width = max([len("storage:"), *(len(stage.name) for stage in facts.stages)])
+    for stage in facts.stages:
+        lines.append(f"  {stage.name:<{width}}  {result(stage)}")
+    places = {"storage:": location(facts.storage)}
+    if facts.artifacts:
+        places["files:"] = f"{facts.artifacts}/runs/{facts.run_id}"
+    for stage in facts.stages:
+        if stage.kind == "promote" and isinstance(stage.value, Mapping) and stage.value.get("model"):
+            places["model:"] = str(stage.value["model"]["path"])
+    lines += [f"  {name:<{width}}  {place}" for name, place in places.items()]
+    return lines
+
+
+def advice(facts: RunFacts) -> list[str]:
+    """What went wrong and what to do about it; empty for a run that succeeded."""
+    if facts.status == "succeeded":
+        return []
+    failed = [stage for stage in facts.stages if stage.status == "failed"]
+    lines = [f"error: {_with_place(stage)}" for stage in failed if stage.error]
+    if not lines and facts.error:
+        lines.append(f"error: {facts.error}")
+    lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
+    if facts.status != "cancelled":
+        lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
+    return lines
+
+
+def result(stage: StageFacts) -> str:
+    """A stage's result in one line."""
+    if stage.status != "succeeded":
+        attempts = f" in attempt {stage.attempt}" if stage.attempt else ""
+        return f"{stage.status}{attempts}" if stage.status != "pending" else "not started"
+    told = _TELLERS.get(stage.kind, _python)(stage.value)
+    origin = f" (re-used from {stage.reused_from})" if stage.reused_from else f" ({duration(stage.elapsed)})"
+    return f"{told}{origin}"
+
+
+def _with_place(stage: StageFacts) -> str:
+    assert stage.error is not None
+    return stage.error if stage.error.startswith(f"{stage.name}:") else f"{stage.name}: {stage.error}"
+
+
+def _model(value: Any) -> str:
+    return f"{value['path']}"
+
+
+def _data(value: Any) -> str:
+    rows = value["rows"]
+    told = f"{rows['train']} rows to train on, {rows['validation']} held out, {rows['rejected']} rejected"
+    return f"{told} (see {value['rejected']['path']})" if value.get("rejected") else told
+
+
+def _verl(value: Any) -> str:
+    reward = value["reward"]
+    figures = f"{figure(reward['first'])} -> {figure(reward['last'])} (best {figure(reward['best'])})"
+    return f"reached step {value['step']}, reward {figures}"
+
+
+def _evaluate(value: Any) -> str:
+    candidate, champion = value["candidate"], value.get("champion")
+    against = (
+        f"champion {champion.get('version') or ''} {_scores(champion)}".replace("  ", " ")
+        if champion
+        else "no champion yet"
+    )
+    return f"candidate {_scores(candidate)}, {against}, on {value['rows']} rows"
+
+
+def _promote(value: Any) -> str:
+    if value["promoted"]:
+        return f"promoted as {value['version']}: {value['reason']}"
+    return f"not promoted: {value['reason']}"
+
+
+def _python(value: Any) -> str:
+    return short(value)
+
+
+def _scores(side: Mapping[str, Any]) -> str:
+    more = [
+        f"{name} {figure(value)}"
+        for name, value in side.items()
+        if name not in {"score", "rows", "version"} and isinstance(value, (int, float))
+    ]
+    return figure(side["score"]) + (f" ({', '.join(more)})" if more else "")
+
+
+def _guarded(teller: Callable[[Any], str]) -> Callable[[Any], str]:
+    """A value of another shape (written by another version) is shown as it is."""
+
+    def told(value: Any) -> str:
+        try:
+            return teller(value)
+        except (KeyError, TypeError, AttributeError):
+            return short(value)
+
+    return told
+
+
+_TELLERS: Mapping[str, Callable[[Any], str]] = {
+    "model": _guarded(_model),
+    "data": _guarded(_data),
+    "verl": _guarded(_verl),
+    "evaluate": _guarded(_evaluate),
+    "promote": _guarded(_promote),
+}

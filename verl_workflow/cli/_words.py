@@ -1,0 +1,58 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from verl_workflow.cli._options import DEFAULT_STORAGE
+
+
+def duration(seconds: float | None) -> str:
+    """``0:07``, ``12:34``, ``1:02:03``, ``2d 03:04:05``; a dash when it is not known."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = max(0, int(seconds + 0.5))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, rest = divmod(rest, 60)
+    if days:
+        return f"{days}d {hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def figure(value: Any) -> str:
+    """A score with three decimals; a dash when there is none."""
+    return f"{value:.3f}" if isinstance(value, (int, float)) and math.isfinite(value) else "-"
+
+
+def pace(seconds: float | None) -> str:
+    """Seconds a step, or steps a second when they are quicker than that."""
+    if not seconds or not math.isfinite(seconds):
+        return "-"
+    return f"{seconds:.1f} s/step" if seconds >= 1 else f"{1 / seconds:.1f} step/s"
+
+
+def short(value: Any, limit: int = 100) -> str:
+    """A value as one line of JSON, cut at `limit` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def location(storage: str) -> str:
+    """The storage as one would type it: a plain path when it is local."""
+    parsed = urlparse(storage)
+    return unquote(parsed.path) if parsed.scheme == "file" else storage
+
+
+def command(verb: str, run_id: str, storage: str, *more: str) -> str:
+    """A command line for this run that can be pasted; the storage is left out when it is the default one."""
+    from verl_workflow.storage import absolute_uri
+
+    words = ["verl-workflow", verb, run_id, *more]
+    if storage != absolute_uri(DEFAULT_STORAGE):
+        words += ["--storage", location(storage)]
+    return shlex.join(words)
