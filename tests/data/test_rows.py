@@ -14,8 +14,8 @@ from verl_workflow.errors import UserError
 
 
 def convert(row: dict[str, Any], **recipe: Any) -> dict[str, Any]:
-    settings = {"prompt": None, "answer": "answer", "data_source": "sums", "system": None, **recipe}
-    item = {"source": "a.jsonl", "row": 3, "raw": json.dumps(row), "broken": ""}
+    settings = {"prompt": None, "answer": "answer", "data_source": None, "system": None, **recipe}
+    item = {"source": "a.jsonl", "name": "sums", "row": 3, "raw": json.dumps(row), "broken": ""}
     return pickle.loads(pickle.dumps(Converter(Recipe(**settings))))(item)
 
 

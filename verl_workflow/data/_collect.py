@@ -69,8 +69,8 @@ def collect(
     held_out: Mapping[bytes, None],
     drawn: int | None,
     report: Callable[[Mapping[str, Any]], None],
-) -> None:
-    """Keep each distinct question once.
+) -> set[str]:
+    """Keep each distinct question once, and return the sources that gave a row.
 
     Args:
         records: what `Converter` yields, in source order.
@@ -84,6 +84,7 @@ def collect(
     Raises:
         UserError(DATA_INVALID): a source is damaged; names file and row.
     """
+    sources: set[str] = set()
     with spill.path.open("a", encoding="utf-8") as kept:
         for record in records:
             if record["status"] == Status.BROKEN.value:
@@ -93,6 +94,7 @@ def collect(
                     where=f"{record['source']}:{record['row']}",
                     remedy="Write or copy the file again, or take it out of the source.",
                 )
+            sources.add(record["source"])
             reason, detail = record["reason"], record["detail"]
             key = bytes.fromhex(record["question"])
             if record["status"] == Status.KEPT.value and (key in held_out or key in spill.questions):
@@ -115,4 +117,5 @@ def collect(
             payload = json.loads(record["payload"])
             kept.write(json.dumps({**payload, "source": record["source"], "row": record["row"]}) + "\n")
             if drawn is not None and len(spill) >= drawn:
-                return
+                break
+    return sources

@@ -55,14 +55,22 @@ def file_fragments(format: str, file: Path) -> list[dict[str, Any]]:
     if size == 0:
         raise no_rows(file)
     if format == "jsonl":
-        return [{"format": format, "path": str(file), "first": 1, "part": 0}]
+        return [{"format": format, "path": str(file), "name": _stem(file), "first": 1, "part": 0}]
     return _row_groups(file)
 
 
 def gym_fragments(dataset: str, config: Mapping[str, Any], seed: int, start: int, stop: int) -> list[dict[str, Any]]:
     """Questions `start` to `stop` - 1 of a reasoning-gym data set, in a few fragments."""
     step = max(1, -(-(stop - start) // 8))
-    common = {"format": "reasoning_gym", "path": dataset, "config": json.dumps(dict(config)), "seed": seed}
+    name = f"reasoning_gym/{dataset}"
+    common = {
+        "format": "reasoning_gym",
+        "path": name,
+        "name": name,
+        "dataset": dataset,
+        "config": json.dumps(dict(config)),
+        "seed": seed,
+    }
     return [{**common, "first": first, "part": min(step, stop - first)} for first in range(start, stop, step)]
 
 
@@ -113,10 +121,11 @@ def stream(fragments: Sequence[Mapping[str, Any]], converter: Converter) -> Iter
 
 
 def read_fragment(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of one fragment, each with ``source``, ``row``, ``raw`` (JSON) and ``broken`` (empty: whole)."""
+    """The rows of one fragment, each with ``source``, its ``name``, ``row``, ``raw`` (JSON) and ``broken`` (or "")."""
     fragment = json.loads(item["fragment"])
     readers = {"parquet": _parquet_rows, "jsonl": _json_rows, "reasoning_gym": _gym_rows}
-    yield from readers[fragment["format"]](fragment)
+    for row in readers[fragment["format"]](fragment):
+        yield {**row, "source": fragment["path"], "name": fragment["name"]}
 
 
 def _row_groups(file: Path) -> list[dict[str, Any]]:
@@ -131,7 +140,7 @@ def _row_groups(file: Path) -> list[dict[str, Any]]:
     if sum(counts) == 0:
         raise no_rows(file)
     return [
-        {"format": "parquet", "path": str(file), "first": 1 + sum(counts[:group]), "part": group}
+        {"format": "parquet", "path": str(file), "name": _stem(file), "first": 1 + sum(counts[:group]), "part": group}
         for group in range(len(counts))
     ]
 
@@ -140,59 +149,61 @@ def _parquet_rows(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
-    path, row = fragment["path"], fragment["first"]
+    row = fragment["first"]
     try:
-        with pyarrow.parquet.ParquetFile(path) as parquet:
+        with pyarrow.parquet.ParquetFile(fragment["path"]) as parquet:
             for batch in parquet.iter_batches(batch_size=1024, row_groups=[fragment["part"]]):
                 for values in batch.to_pylist():
-                    yield _item(path, row, raw=json.dumps(values, default=str))
+                    yield _item(row, raw=json.dumps(values, default=str))
                     row += 1
     except (pyarrow.ArrowException, OSError) as error:
-        yield _item(path, row, broken=f"the parquet file cannot be read from this row on: {_line(error)}")
+        yield _item(row, broken=f"the parquet file cannot be read from this row on: {_line(error)}")
 
 
 def _json_rows(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    path = fragment["path"]
     row = 0
     try:
-        with Path(path).open("rb") as lines:
+        with Path(fragment["path"]).open("rb") as lines:
             for row, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
                 try:
                     values = json.loads(line)
                 except ValueError as error:
-                    yield _item(path, row, broken=f"the line is not JSON: {error}")
+                    yield _item(row, broken=f"the line is not JSON: {error}")
                     return
                 if not isinstance(values, dict):
-                    yield _item(path, row, broken=f"the line is a {type(values).__name__}, not an object")
+                    yield _item(row, broken=f"the line is a {type(values).__name__}, not an object")
                     return
-                yield _item(path, row, raw=json.dumps(values))
+                yield _item(row, raw=json.dumps(values))
     except OSError as error:
-        yield _item(path, row + 1, broken=f"the file cannot be read from this line on: {_line(error)}")
+        yield _item(row + 1, broken=f"the file cannot be read from this line on: {_line(error)}")
 
 
 def _gym_rows(fragment: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     import reasoning_gym
 
-    first, count, name = fragment["first"], fragment["part"], fragment["path"]
-    source = f"reasoning_gym/{name}"
+    first, count = fragment["first"], fragment["part"]
     questions = reasoning_gym.create_dataset(
-        name, size=first + count, seed=fragment["seed"], **json.loads(fragment["config"])
+        fragment["dataset"], size=first + count, seed=fragment["seed"], **json.loads(fragment["config"])
     )
     for row in range(first, first + count):
         try:
             entry = questions[row]
         except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError, AssertionError) as error:
-            yield _item(source, row, broken=f"reasoning-gym failed on this question: {_line(error)}")
+            yield _item(row, broken=f"reasoning-gym failed on this question: {_line(error)}")
             return
         metadata = json.dumps(entry["metadata"], default=str, sort_keys=True)
         values = {**entry, "metadata": metadata, "extra_info": {"metadata": metadata}}
-        yield _item(source, row, raw=json.dumps(values, default=str))
+        yield _item(row, raw=json.dumps(values, default=str))
 
 
-def _item(source: str, row: int, *, raw: str = "", broken: str = "") -> dict[str, Any]:
-    return {"source": source, "row": row, "raw": raw, "broken": broken}
+def _item(row: int, *, raw: str = "", broken: str = "") -> dict[str, Any]:
+    return {"row": row, "raw": raw, "broken": broken}
+
+
+def _stem(file: Path) -> str:
+    return file.name.split(".", 1)[0]
 
 
 def _line(error: BaseException) -> str:

@@ -46,11 +46,14 @@ class Status(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How rows are understood; the fields are those of `DataStage`, `data_source` the name used when rows have none."""
+    """How rows are understood; the fields are those of `DataStage`.
+
+    Rows without a data source get `data_source`, or the name of their source when that is None.
+    """
 
     prompt: str | None
     answer: str | None
-    data_source: str
+    data_source: str | None
     system: str | None
 
 
@@ -90,7 +93,7 @@ class Converter:
         if item["broken"]:
             return {**record, "status": Status.BROKEN.value}
         try:
-            payload = self._payload(json.loads(item["raw"]))
+            payload = self._payload(json.loads(item["raw"]), item["name"])
         except _Rejected as rejected:
             return {
                 **record,
@@ -100,7 +103,7 @@ class Converter:
             }
         return {**record, "question": question_digest(payload["prompt"]), "payload": json.dumps(payload)}
 
-    def _payload(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _payload(self, row: Mapping[str, Any], name: str) -> dict[str, Any]:
         reserved = sorted(RESERVED & row.keys())
         if reserved:
             raise _Rejected(
@@ -112,7 +115,7 @@ class Converter:
         ability = row.get("ability")
         return {
             "prompt": prompt,
-            "data_source": str(row.get("data_source") or self.recipe.data_source),
+            "data_source": str(row.get("data_source") or self.recipe.data_source or name),
             "ability": str(ability) if ability is not None else "",
             "style": _style(row),
             "ground_truth": self._answer(row),

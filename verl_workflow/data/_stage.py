@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -86,37 +87,38 @@ def _gather(
     held_out: Mapping[bytes, None],
 ) -> None:
     gym = source.reasoning_gym
+    recipe = Recipe(prompt=spec.prompt, answer=spec.answer, data_source=spec.data_source, system=spec.system)
     if gym is None:
         format = "parquet" if source.parquet is not None else "jsonl"
         named = source.parquet if source.parquet is not None else source.jsonl
         files = expand(_paths(named, ctx), ctx.code_dir)
+        fragments = [fragment for file in files for fragment in file_fragments(format, file)]
+        seen = collect(
+            stream(fragments, Converter(recipe)),
+            spill,
+            rejected,
+            tally,
+            held_out=held_out,
+            drawn=None,
+            report=ctx.report,
+        )
         for file in files:
-            fragments = file_fragments(format, file)
-            before = tally.seen
-            converter = Converter(_recipe(spec, file.name.split(".", 1)[0]))
-            collect(
-                stream(fragments, converter), spill, rejected, tally,
-                held_out=held_out, drawn=None, report=ctx.report,
-            )  # fmt: skip
-            if tally.seen == before:
+            if str(file) not in seen:
                 raise no_rows(file)
         return
     check_gym(gym.dataset, gym.config, gym.seed)
-    recipe = _recipe(spec, f"reasoning_gym/{gym.dataset}")
-    converter = Converter(
-        Recipe(
-            prompt=recipe.prompt or "{{ question }}",
-            answer=recipe.answer or "answer",
-            data_source=recipe.data_source,
-            system=recipe.system,
-        )
-    )
+    converter = Converter(replace(recipe, prompt=recipe.prompt or "{{ question }}", answer=recipe.answer or "answer"))
     for round_ in range(_DRAWS):
         fragments = gym_fragments(gym.dataset, gym.config, gym.seed, round_ * gym.size, (round_ + 1) * gym.size)
         collect(
-            stream(fragments, converter), spill, rejected, tally,
-            held_out=held_out, drawn=gym.size, report=ctx.report,
-        )  # fmt: skip
+            stream(fragments, converter),
+            spill,
+            rejected,
+            tally,
+            held_out=held_out,
+            drawn=gym.size,
+            report=ctx.report,
+        )
         if len(spill) >= gym.size:
             return
     raise UserError(
@@ -126,10 +128,6 @@ def _gather(
         value=gym.size,
         remedy="Ask for fewer, or widen its config.",
     )
-
-
-def _recipe(spec: DataStage, name: str) -> Recipe:
-    return Recipe(prompt=spec.prompt, answer=spec.answer, data_source=spec.data_source or name, system=spec.system)
 
 
 def _paths(named: str | Sequence[str] | None, ctx: StageContext) -> list[str]:
