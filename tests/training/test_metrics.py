@@ -69,6 +69,22 @@ def test_progress_has_reward_pace_and_time_left(tmp_path: Path) -> None:
     assert watch.look(3.0) is None
 
 
+def test_numbers_lost_for_several_steps_in_a_row_are_death_and_single_ones_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    watch = Watch(file=MetricsFile(path), total=10, patience=2)
+
+    def steps(*gradients: float | None) -> str | None:
+        rows = [line(n, actor__grad_norm=value, timing_s__step=1.0) for n, value in enumerate(gradients, start=1)]
+        path.write_bytes(b"\n".join(rows) + b"\n")
+        watch.look(1.0)
+        return watch.dead()
+
+    assert steps(0.1) is None
+    assert steps(0.1, None) is None
+    assert steps(0.1, None, 0.1, None) is None
+    assert "actor/grad_norm" in str(steps(0.1, None, 0.1, None, None))
+
+
 def test_stall_is_judged_by_the_start_and_then_by_the_pace(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     watch = Watch(file=MetricsFile(path), total=10, began=0.0, first_step_seconds=100, factor=10, minimum_seconds=5)

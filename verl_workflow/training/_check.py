@@ -87,7 +87,7 @@ def check_verl_stage(
         model_path: the model, when it exists already.
         train_rows: rows of the training set, when they are known.
         where: place of a field, given its path in the stage, for example ``("overrides", "trainer.save_freq")`` as it
-            was written; by default ``<stage>.overrides.trainer.save_freq``.
+            was written; by default that path, dotted.
 
     Returns:
         One UserError for each mistake, most of them OVERRIDE_INVALID; empty when there are none.
@@ -112,7 +112,7 @@ def check_settings(
     spec: VerlStage, chosen: Mapping[str, Any], *, train_rows: int | None = None, where: Where | None = None
 ) -> list[UserError]:
     """As `check_verl_stage`, for settings that are already computed."""
-    place = where or (lambda path: ".".join((spec.name, *path)))
+    place = where or ".".join
     errors: list[UserError] = []
     engine = str(chosen.get(ENGINE, "dp"))
     known = schema(engine if engine in _ENUMS[ENGINE] else "dp")

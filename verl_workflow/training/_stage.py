@@ -52,6 +52,7 @@ def run_verl_stage(spec: VerlStage, ctx: StageContext) -> dict[str, Any]:
     done = attempt.newest()
     if done is None or done.step < spec.steps:
         done = _train(attempt, done)
+    _require_finite(attempt)
     attempt.ctx.report({"phase": "exporting", "step": done.step, "total": spec.steps})
     model = ctx.attempt_dir / "model"
     export(done, model, log=attempt.log)
@@ -119,7 +120,8 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
         ),
     )
     chosen = {key: _resolved(value, ctx) for key, value in chosen.items()}
-    if errors := check_settings(spec, chosen, train_rows=_rows(train.path)):
+    errors = check_settings(spec, chosen, train_rows=_rows(train.path), where=lambda path: ".".join((ctx.stage, *path)))
+    if errors:
         raise errors[0] if len(errors) == 1 else UserErrors(errors)
     ctx.attempt_dir.mkdir(parents=True, exist_ok=True)
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
@@ -164,6 +166,8 @@ def _run(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> int:
         while (code := child.wait(_POLL_SECONDS)) is None:
             if progress := watch.look(time.monotonic()):
                 ctx.report(progress)
+            if reason := watch.dead():
+                raise _dead(attempt, reason)
             if reason := watch.stalled(time.monotonic()):
                 raise VerlWorkflowError(
                     ErrorCode.NO_PROGRESS,
@@ -225,18 +229,10 @@ def _failure(attempt: _Attempt, code: int, start: _checkpoints.Checkpoint | None
 
 
 def _proven(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkpoints.Checkpoint:
-    """The final checkpoint, after proof that the planned step was reached, saved, and is made of numbers."""
+    """The final checkpoint, after proof that the planned step was reached and saved."""
     spec = attempt.spec
-    rows = [row for row in attempt.rows() if row.trained]
-    last = rows[-1] if rows else None
-    reached = last.step if last else 0
-    if last is not None and (bad := _metrics.non_finite(last)):
-        raise VerlWorkflowError(
-            ErrorCode.TRAINING_FAILED,
-            f"the training has gone numerically dead: {', '.join(bad)} is not finite at step {last.step}",
-            where=attempt.ctx.stage,
-            remedy="Lower the learning rate or the clip range, and start again.",
-        )
+    _require_finite(attempt)
+    reached = max((row.step for row in attempt.rows() if row.trained), default=0)
     done = attempt.newest()
     if reached < spec.steps or done is None or done.step < spec.steps:
         begun = start.step if start else 0
@@ -250,6 +246,22 @@ def _proven(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkp
             retryable=reached > begun,
         )
     return done
+
+
+def _require_finite(attempt: _Attempt) -> None:
+    """verl passes over updates that are not finite and ends with success: the last step's numbers must be numbers."""
+    trained = [row for row in attempt.rows() if row.trained]
+    if trained and (bad := _metrics.non_finite(trained[-1])):
+        raise _dead(attempt, f"{', '.join(bad)} is not finite at step {trained[-1].step}")
+
+
+def _dead(attempt: _Attempt, reason: str) -> VerlWorkflowError:
+    return VerlWorkflowError(
+        ErrorCode.TRAINING_FAILED,
+        f"the training is numerically dead: {reason}",
+        where=attempt.ctx.stage,
+        remedy=f"Lower the learning rate or the clip range, and start a new run. Its metrics: {attempt.metrics}",
+    )
 
 
 def _resolved(value: Any, ctx: StageContext) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_workflow.training._metrics import REWARD, STEP_SECONDS, MetricsFile, Row, step_seconds
+from verl_workflow.training._metrics import REWARD, STEP_SECONDS, MetricsFile, Row, non_finite, step_seconds
 
 
 @dataclass(kw_only=True)
@@ -20,6 +20,7 @@ class Watch:
         first_step_seconds: how long the start and the first step may take.
         factor, minimum_seconds: later steps may take `factor` times the median step, at least `minimum_seconds`
             (saving and validation happen between steps).
+        patience: steps in a row whose numbers may be lost before the training counts as dead.
     """
 
     file: MetricsFile
@@ -28,6 +29,7 @@ class Watch:
     first_step_seconds: float = 3600.0
     factor: float = 20.0
     minimum_seconds: float = 900.0
+    patience: int = 5
     began: float = field(default_factory=time.monotonic)
     _rows: list[Row] = field(default_factory=list, init=False)
     _moved: float | None = field(default=None, init=False)
@@ -53,6 +55,12 @@ class Watch:
             "step_seconds": latest.number(STEP_SECONDS),
             "eta_seconds": None if pace is None else pace * (self.total - latest.step),
         }
+
+    def dead(self) -> str | None:
+        """Which losses or gradients were not finite in each of the last `patience` steps, or None."""
+        recent = self._rows[-self.patience :]
+        bad = set.intersection(*(set(non_finite(row)) for row in recent)) if len(recent) == self.patience else set()
+        return f"{', '.join(sorted(bad))} was not finite for {self.patience} steps up to {self.step}" if bad else None
 
     def stalled(self, now: float) -> str | None:
         """Why the training counts as stuck, or None."""

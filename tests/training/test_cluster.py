@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.training._cluster import cluster_device, require_fit, training_lease, wait_for_room
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def silent(_: Any) -> None:
+    pass
+
+
+def test_logical_gpus_are_no_accelerator() -> None:
+    assert cluster_device() == "cpu"
+
+
+def test_what_is_missing_is_named() -> None:
+    require_fit(nodes=1, gpus_per_node=1, cpus=8)
+    with pytest.raises(UserError, match="9 CPUs are needed and the cluster has 8") as caught:
+        require_fit(nodes=1, gpus_per_node=1, cpus=9)
+    assert caught.value.code is ErrorCode.CAPACITY
+    with pytest.raises(UserError, match="2 GPUs are needed and the cluster has 1"):
+        require_fit(nodes=1, gpus_per_node=2, cpus=8)
+
+
+def test_only_one_training_at_a_time_and_the_next_sees_whose_turn_it_is() -> None:
+    seen: list[Any] = []
+    waiting, entered = threading.Event(), threading.Event()
+
+    def report(progress: Any) -> None:
+        seen.append(progress["phase"])
+        waiting.set()
+
+    def second() -> None:
+        with training_lease("run two", report):
+            entered.set()
+
+    with training_lease("run one", silent):
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waiting.wait(60)
+        assert not entered.is_set()
+    assert entered.wait(60)
+    thread.join()
+    assert "run one" in seen[0]
+
+
+def test_waiting_for_the_turn_ends() -> None:
+    with (
+        training_lease("run one", silent),
+        pytest.raises(VerlWorkflowError, match="run one") as caught,
+        training_lease("run two", silent, timeout=0.1),
+    ):
+        pass
+    assert caught.value.code is ErrorCode.CAPACITY
+    assert caught.value.retryable
+
+
+def test_a_verl_run_of_somebody_else_is_waited_for() -> None:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Controller:
+        def ping(self) -> None:
+            pass
+
+    other = Controller.options(name="TransferQueueController", namespace="transfer_queue").remote()
+    ray.get(other.ping.remote())
+    with (
+        pytest.raises(VerlWorkflowError, match="not one of these pipelines"),
+        training_lease("mine", silent, timeout=0.1),
+    ):
+        pass
+    ray.kill(other)
+    with training_lease("mine", silent, timeout=60):
+        pass
+
+
+def test_waiting_for_room_is_shown_and_ends() -> None:
+    seen: list[Any] = []
+    wait_for_room(8, 1, seen.append)
+    assert seen == []
+    with pytest.raises(VerlWorkflowError, match="9 CPUs and 1 GPUs") as caught:
+        wait_for_room(9, 1, seen.append, timeout=0.1)
+    assert caught.value.code is ErrorCode.CAPACITY
+    assert "9 CPUs" in seen[0]["phase"]

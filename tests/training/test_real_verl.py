@@ -1,0 +1,124 @@
+"""Real verl on the CPU: killed in the middle, resumed, finished, and its model loaded."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _training_pieces import stage
+
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.training import run_verl_stage
+from verl_workflow.training._checkpoints import checkpoints, fault
+from verl_workflow.training._export import export
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_cluster")]
+
+REWARD = """
+def score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0, **_):
+    if not solution_str:
+        return {"score": bonus, "acc": 0.0}
+    right = sum(letter == ground_truth for letter in solution_str) / len(solution_str)
+    digits = sum(letter.isdigit() for letter in solution_str) / len(solution_str)
+    return {"score": 0.5 * digits + 0.5 * right + bonus, "acc": right}
+"""
+
+
+def parquet(path: Path, rows: int, seed: int) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    digits = random.Random(seed).choices("0123456789", k=rows)
+    table = [
+        {
+            "data_source": "repeat_digit",
+            "prompt": [{"role": "user", "content": f"say {digit}"}],
+            "reward_model": {"style": "rule", "ground_truth": digit},
+            "extra_info": {"index": index},
+        }
+        for index, digit in enumerate(digits)
+    ]
+    pq.write_table(pa.Table.from_pylist(table), path)
+
+
+def training_pid(attempt_dir: Path) -> int:
+    """Of verl's driver process, found by its command line."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"verl_workflow.training.entry" in words and str(attempt_dir).encode() in words:
+                return int(entry.name)
+    raise AssertionError("verl's process is not there")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo"])
+def test_killed_training_resumes_and_its_model_loads(
+    tmp_path: Path, context: Callable[..., Any], algorithm: str
+) -> None:
+    from verl_workflow.models import make_model
+    from verl_workflow.spec._model import Model
+
+    for name, rows, seed in (("train", 64, 1), ("validation", 8, 2)):
+        parquet(tmp_path / f"{name}.parquet", rows, seed)
+    model = make_model(Model(builtin="tiny"), tmp_path / "models", tmp_path)
+    spec = stage(
+        algorithm=algorithm,
+        model="${model}",
+        train=str(tmp_path / "train.parquet"),
+        validation=str(tmp_path / "validation.parquet"),
+        reward={"function": "reward.py:score", "kwargs": {"bonus": 1.0}},
+        learning_rate=1e-3,
+        steps=6,
+    )
+
+    def kill(progress: Any) -> None:
+        if progress.get("step") == 3 and progress["phase"] == "training":
+            os.killpg(training_pid(first.attempt_dir), signal.SIGKILL)
+
+    first = context(1, model=model, report=kill)
+    (first.code_dir / "reward.py").write_text(REWARD)
+    with pytest.raises(VerlWorkflowError) as caught:
+        run_verl_stage(spec, first)
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.TRAINING_FAILED, True), str(caught.value)
+    root = first.stage_dir / "checkpoints"
+    newest = checkpoints(root)[-1]
+    # Whatever the kill left of the newest checkpoint, the one before must do.
+    (newest.path / "actor" / "optim_world_size_1_rank_0.pt").write_bytes(b"PK")
+    resumed_from = [one.step for one in checkpoints(root) if not fault(one, world_size=1, roles=("actor",))]
+
+    reports: list[Any] = []
+    outputs = run_verl_stage(spec, context(2, reports, model=model))
+    assert outputs["step"] == outputs["checkpoint"]["step"] == 6
+    training = [report for report in reports if report["phase"] == "training"]
+    assert training[0]["step"] == max(resumed_from, default=0) + 1
+    assert training[-1]["step"] == 6
+    # The reward's keyword argument reached verl.
+    assert outputs["reward"]["last"] >= 1.0
+    loads(Path(outputs["model"]["path"]))
+
+    # The same checkpoint without ready-made weights goes through verl's merger, to the same model.
+    bare = root.parent / "bare" / "global_step_6"
+    shutil.copytree(outputs["checkpoint"]["path"], bare)
+    (bare / "actor/huggingface/model.safetensors").unlink()
+    export(checkpoints(bare.parent)[0], tmp_path / "merged", log=tmp_path / "merge.log")
+    one, other = loads(Path(outputs["model"]["path"])), loads(tmp_path / "merged")
+    for name, tensor in one.state_dict().items():
+        assert tensor.equal(other.state_dict()[name]), name
+
+
+def loads(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id is not None
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    return model

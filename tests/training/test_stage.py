@@ -1,0 +1,175 @@
+"""The stage's own decisions, with a stand-in for verl's process on a real Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _training_pieces import stage
+
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.training import _stage, run_verl_stage
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: Callable[..., Any]
+) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
+    """Runs an attempt whose process follows a plan; returns outputs and reports."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    monkeypatch.setattr(_stage, "_ENTRY", "_standin")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("STANDIN_PLAN", str(tmp_path / "plan.json"))
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"hidden_size": 64}))
+    for name in ("train", "validation"):
+        parquet.write_table(pa.table({"prompt": [str(row) for row in range(32)]}), tmp_path / f"{name}.parquet")
+
+    def attempt(number: int = 1, plan: dict[str, Any] | None = None, **changes: Any) -> Any:
+        (tmp_path / "plan.json").write_text(json.dumps(plan or {}))
+        data = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "validation")}
+        reports: list[Any] = []
+        spec = stage(**{"model": str(model), "device": "cpu", **data, **changes})
+        return run_verl_stage(spec, context(number, reports)), reports
+
+    return attempt
+
+
+def failure(run: Callable[..., Any], *arguments: Any, **changes: Any) -> VerlWorkflowError:
+    with pytest.raises(VerlWorkflowError) as caught:
+        run(*arguments, **changes)
+    return caught.value
+
+
+def launched(tmp_path: Path, attempt: int) -> Any:
+    folder = tmp_path / "storage/runs/run/stages/train/attempts" / f"{attempt:03d}"
+    path = folder / "launch.json"
+    return json.loads(path.read_text())["settings"] if path.exists() else None
+
+
+def test_outputs_and_progress(run: Callable[..., Any], tmp_path: Path) -> None:
+    outputs, reports = run()
+    assert json.loads(json.dumps(outputs)) == outputs
+    assert outputs["step"] == outputs["checkpoint"]["step"] == 6
+    assert outputs["reward"] == {"first": 0.1, "last": 0.6, "best": 0.6}
+    assert (Path(outputs["model"]["path"]) / "model.safetensors").exists()
+    assert len(Path(outputs["metrics"]["path"]).read_text().splitlines()) == 6
+    phases = [report["phase"] for report in reports]
+    assert (phases[0], phases[-1]) == ("starting", "exporting")
+    training = [report for report in reports if report["phase"] == "training"]
+    assert training[-1] == {
+        "phase": "training",
+        "step": 6,
+        "total": 6,
+        "reward": 0.6,
+        "step_seconds": 0.1,
+        "eta_seconds": 0.0,
+    }
+    assert launched(tmp_path, 1)["trainer.resume_mode"] == "disable"
+
+
+def test_killed_and_resumed_from_the_newest_valid_checkpoint(run: Callable[..., Any], tmp_path: Path) -> None:
+    error = failure(run, 1, {"die": 5, "tear": 4})
+    assert (error.code, error.retryable) == (ErrorCode.TRAINING_FAILED, True)
+    assert "signal 9" in str(error)
+    outputs, _ = run(2)
+    assert launched(tmp_path, 2)["trainer.resume_from_path"].endswith("global_step_2")
+    assert outputs["step"] == 6
+    assert outputs["reward"]["first"] == 0.1
+    steps = [json.loads(text)["step"] for text in Path(outputs["metrics"]["path"]).read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_training_that_was_done_is_not_started_again(run: Callable[..., Any], tmp_path: Path) -> None:
+    first, _ = run(1)
+    second, _ = run(2)
+    assert launched(tmp_path, 2) is None
+    assert second["model"]["sha256"] == first["model"]["sha256"]
+    assert second["model"]["path"] != first["model"]["path"]
+    assert second["reward"] == first["reward"]
+
+
+def test_ending_early_without_an_error_is_a_failure(run: Callable[..., Any]) -> None:
+    error = failure(run, 1, {"last": 4})
+    assert (error.code, error.retryable) == (ErrorCode.NO_PROGRESS, True)
+    assert "step 4 of 6" in str(error)
+    error = failure(run, 2, {"last": 4})
+    assert (error.code, error.retryable) == (ErrorCode.NO_PROGRESS, False)
+
+
+def test_a_last_checkpoint_that_is_not_whole_is_a_failure(run: Callable[..., Any]) -> None:
+    error = failure(run, 1, {"tear": 6})
+    assert error.code is ErrorCode.NO_PROGRESS
+    assert "newest valid checkpoint: 4" in str(error)
+
+
+def test_dead_numbers_at_the_last_step_are_a_failure(run: Callable[..., Any]) -> None:
+    error = failure(run, 1, {"nan": 6})
+    assert (error.code, error.retryable) == (ErrorCode.TRAINING_FAILED, False)
+    assert "actor/grad_norm is not finite at step 6" in str(error)
+    # The checkpoint of that step is whole as a file: it must not count as success on the next attempt either.
+    error = failure(run, 2)
+    assert "actor/grad_norm" in str(error)
+
+
+@pytest.mark.parametrize(("kind", "retryable"), [("user", False), ("infrastructure", True), ("memory", False)])
+def test_the_cause_and_the_log_are_in_the_error(run: Callable[..., Any], kind: str, retryable: bool) -> None:
+    error = failure(run, 1, {"error": kind})
+    assert (error.code, error.retryable) == (ErrorCode.TRAINING_FAILED, retryable)
+    assert "Y: the cause" in str(error)
+    assert "the stand-in is about to fail" in str(error)
+
+
+def test_a_checkpoint_that_verl_cannot_load_is_set_aside(run: Callable[..., Any], tmp_path: Path) -> None:
+    failure(run, 1, {"die": 5})
+    assert failure(run, 2, {"last": 4, "error": "checkpoint"}).retryable
+    run(3)
+    assert launched(tmp_path, 2)["trainer.resume_from_path"].endswith("global_step_4")
+    assert launched(tmp_path, 3)["trainer.resume_from_path"].endswith("global_step_2")
+    assert (tmp_path / "storage/runs/run/stages/train/checkpoints/broken-global_step_4").is_dir()
+
+
+def test_another_model_in_the_same_place_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
+    failure(run, 1, {"die": 3})
+    (tmp_path / "model/config.json").write_text(json.dumps({"hidden_size": 128}))
+    assert failure(run, 2).code is ErrorCode.CHECKPOINT_INVALID
+
+
+def test_what_is_wrong_with_the_stage_is_told_before_anything_starts(run: Callable[..., Any], tmp_path: Path) -> None:
+    error = failure(run, 1, batch_size=64)
+    assert isinstance(error, UserError)
+    assert error.code is ErrorCode.DATA_INVALID
+    assert not (tmp_path / "storage").exists()
+
+
+def test_a_cluster_that_is_too_small_is_told_at_once(run: Callable[..., Any]) -> None:
+    error = failure(run, 1, device="cuda", gpus_per_node=2, nodes=2)
+    assert isinstance(error, UserError)
+    assert error.code is ErrorCode.CAPACITY
+    assert "4 GPUs are needed and the cluster has 1" in str(error)
+    assert "21 CPUs are needed and the cluster has 8" in str(error)
+
+
+def test_a_driver_started_in_a_worker_does_not_take_itself_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    @ray.remote(num_cpus=1)
+    def inside() -> dict[str, str]:
+        from verl_workflow.training._environment import driver_environment
+
+        assert "RAY_JOB_ID" in os.environ
+        return driver_environment({"VERL_PLATFORM": "cpu"})
+
+    environment = ray.get(inside.remote())
+    assert not {"RAY_JOB_ID", "RAY_RAYLET_PID", "CUDA_VISIBLE_DEVICES"} & set(environment)
+    assert environment["VERL_PLATFORM"] == "cpu"
+    assert environment["RAY_DEDUP_LOGS"] == "0"
