@@ -26,7 +26,7 @@ from verl_workflow.workflow import RunState, RunStatus, StepStatus, read_run
 ROOT = Path(__file__).parents[2]
 PIPELINE = ROOT / "pipelines" / "quickstart.yaml"
 RUN = "killed-everywhere"
-STAGES = ("model", "prepare", "train", "evaluate", "promote")
+STAGES = ("model", "questions", "prepare", "train", "evaluate", "promote")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunState:
-    """The quick-start, started once, killed nine times, and resumed whenever that ended its command."""
+    """The quick-start, started once, killed in every stage, and resumed whenever that ended its command."""
     storage = folder / "storage"
     store = Store(str(storage))
     commands: list[Command] = []
@@ -50,7 +50,7 @@ def finished(folder: Path) -> RunState:
 
     try:
         current = command("run", str(PIPELINE), "--run-id", RUN)
-        for stage in ("prepare", "train", "evaluate", "promote"):
+        for stage in ("questions", "prepare", "train", "evaluate", "promote"):
             reached = trained(stage, 12) if stage == "train" else running(stage)
 
             wait_for(current, store, RUN, reached, f"{stage} under way")
@@ -96,6 +96,7 @@ def journal(folder: Path, finished: RunState) -> list[dict[str, object]]:
     return [json.loads(store.get(key) or b"") for key in store.list(f"runs/{RUN}/journal")]
 
 
+QUESTIONS = ("Ada: say 1111", "Zoe: print 0000", "Leo: repeat 1111")
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.timeout(1500)]
 
 
@@ -164,7 +165,7 @@ def test_the_promoted_model_answers_as_it_did_before_the_export(finished: RunSta
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         out = []
-        for question in ("say 3", "say 7", "say 0"):
+        for question in QUESTIONS:
             chat = [{"role": "user", "content": question}]
             ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
             out.append(model.generate(**ids, max_new_tokens=8, do_sample=False)[0].tolist())
@@ -189,7 +190,7 @@ def _checkpoint_answers(finished: RunState) -> list[list[int]]:
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(exported)
     out = []
-    for question in ("say 3", "say 7", "say 0"):
+    for question in QUESTIONS:
         chat = [{"role": "user", "content": question}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         out.append(model.generate(**ids, max_new_tokens=8, do_sample=False)[0].tolist())
