@@ -49,7 +49,7 @@ PROMOTE = StageFacts(
 )
 
 
-def facts(*stages: StageFacts, status: str = "succeeded", error: str | None = None) -> RunFacts:
+def facts(*stages: StageFacts, status: str = "succeeded", error: dict[str, str] | None = None) -> RunFacts:
     return RunFacts(
         run_id="r1",
         pipeline="p",
@@ -99,8 +99,8 @@ def test_a_python_stage_shows_its_value_in_one_line() -> None:
 
 
 def test_a_failed_run_says_what_failed_and_how_to_go_on() -> None:
-    failed = replace(TRAIN, status="failed", value=None, error="train: the reward raised. Mend it")
-    stopped = facts(PREPARE, failed, replace(EVALUATE, status="pending", attempt=0), status="failed")
+    failed = replace(TRAIN, status="failed", value=None, error={"message": "train: the reward raised. Mend it"})
+    stopped = facts(PREPARE, failed, replace(EVALUATE, status="waiting", attempt=0), status="failed")
     assert summary(stopped)[2:4] == ["  train     failed in attempt 2", "  evaluate  not started"]
     assert advice(stopped) == [
         "error: train: the reward raised. Mend it",

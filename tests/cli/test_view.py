@@ -9,7 +9,7 @@ from rich.console import Console
 from verl_workflow.cli._facts import RunFacts, StageFacts
 from verl_workflow.cli._view import LineView, LiveView, table
 
-WAITING = StageFacts(name="evaluate", kind="evaluate", status="pending")
+WAITING = StageFacts(name="evaluate", kind="evaluate", status="waiting")
 TRAINING = StageFacts(
     name="train",
     kind="verl",
@@ -48,7 +48,9 @@ def test_lines_tell_each_change_once() -> None:
     prepared = StageFacts(name="prepare", kind="data", status="succeeded", attempt=1, elapsed=7.4, attempts=())
     for _ in range(3):
         view.show(facts(prepared, TRAINING, WAITING))
-    view.show(facts(prepared, replace(TRAINING, status="retrying", error="the worker died\nstack"), WAITING))
+    view.show(
+        facts(prepared, replace(TRAINING, status="retrying", error={"message": "the worker died\nstack"}), WAITING)
+    )
     view.show(facts(prepared, replace(TRAINING, attempt=3), WAITING))
     assert without_time(written) == [
         "prepare: succeeded after 0:07",
@@ -85,7 +87,7 @@ def test_the_table_shows_step_reward_rate_and_eta() -> None:
     assert lines[1].split() == ["stage", "status", "attempt", "progress", "reward", "rate", "ETA", "elapsed"]
     bar = "━" * 6 + "─" * 14
     assert lines[2].split() == ["train", "running", "2", bar, "12/40", "0.412", "1.9", "s/step", "0:54", "2:10"]
-    assert lines[3].split()[:3] == ["evaluate", "pending", "-"]
+    assert lines[3].split()[:3] == ["evaluate", "waiting", "-"]
 
 
 def test_the_table_fits_a_terminal_of_eighty_columns() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from verl_workflow.cli import _options
 from verl_workflow.cli._output import note, print_json, print_line, reported
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 
 _POLL_S = 0.5
 
@@ -27,31 +27,22 @@ def cancel(
         from verl_workflow.cli._find import find_run
         from verl_workflow.workflow import read_run, request_cancel
 
-        store, state = find_run(storage, run_id)
-        facts = facts_of(state, store.uri)
-        if facts.ended and facts.status != "cancelled":
-            raise UserError(
-                ErrorCode.RUN_TERMINAL,
-                f"the run has {facts.status} and cannot be cancelled",
-                where=run_id,
-                remedy=f"See it with: verl-workflow status {run_id}.",
-            )
-        if not facts.ended:
-            request_cancel(store, run_id)
+        store, _ = find_run(storage, run_id)
+        facts = facts_of(request_cancel(store, run_id), store.uri)
+        if wait and not facts.ended:
+            note(f"asked run {run_id} to stop")
             deadline = time.monotonic() + timeout
-            if wait:
-                note(f"asked run {run_id} to stop")
-            while wait and not facts.ended and time.monotonic() < deadline:
+            while not facts.ended:
+                if time.monotonic() > deadline:
+                    raise VerlWorkflowError(
+                        ErrorCode.STEP_TIMEOUT,
+                        f"the run has not stopped within {timeout:g} s",
+                        where=run_id,
+                        remedy="The request stands: its driver obeys when it gets to it. See it with: status.",
+                    )
                 time.sleep(_POLL_S)
                 facts = facts_of(read_run(store, run_id), store.uri)
-            if wait and not facts.ended:
-                raise VerlWorkflowError(
-                    ErrorCode.STEP_TIMEOUT,
-                    f"the run has not stopped within {timeout:g} s",
-                    where=run_id,
-                    remedy="Its driver may be gone: the request stands, and a driver that takes the run up obeys it.",
-                )
         if as_json:
-            print_json({"run_id": run_id, "storage": store.uri, "status": facts.status, "requested": True})
+            print_json({"run_id": run_id, "storage": store.uri, "status": facts.status})
         else:
             print_line(f"run {run_id}: {facts.status if facts.ended else 'asked to stop'}")

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verl_workflow.workflow import RunState, StepState
+    from verl_workflow.workflow import Attempt, RunState, StepState
+
+# What a run's state calls a step that has no stage in the pipeline: the model all stages start from.
+MODEL = "model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFacts:
-    """One try at a stage. `outcome` is how it ended, in words; times are seconds since the epoch."""
+    """One try at a stage. Times are Unix seconds; `outcome` is how it ended, in words, empty while it goes on."""
 
     number: int
-    started_at: float | None
-    ended: bool = False
+    started_at: float
+    ended_at: float | None = None
     outcome: str = ""
 
 
@@ -27,11 +30,12 @@ class StageFacts:
 
     Attributes:
         kind: as in the pipeline, or ``model``.
-        status: ``pending``, ``running``, ``retrying``, ``succeeded``, ``failed`` or ``cancelled``.
-        attempt: of the run's latest try, 0 before the first.
+        status: ``waiting``, ``running``, ``retrying``, ``interrupted``, ``succeeded``, ``failed`` or ``cancelled``.
+        attempt: number of the latest try, 0 before the first.
         done, total, unit: progress counted in `unit`, ``step`` or ``row``.
         step_seconds: of the latest step. eta, elapsed: in seconds.
         reused_from: id of the run whose result stands in.
+        error: see `VerlWorkflowError.to_json`.
     """
 
     name: str
@@ -47,7 +51,7 @@ class StageFacts:
     eta: float | None = None
     elapsed: float | None = None
     reused_from: str | None = None
-    error: str | None = None
+    error: Mapping[str, Any] | None = None
     value: Any = None
     attempts: tuple[AttemptFacts, ...] = ()
 
@@ -55,15 +59,38 @@ class StageFacts:
     def ended(self) -> bool:
         return self.status in {"succeeded", "failed", "cancelled"}
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.name,
+            "kind": self.kind,
+            "status": self.status,
+            "attempt": self.attempt,
+            "progress": {
+                "phase": self.phase,
+                "done": self.done,
+                "total": self.total,
+                "unit": self.unit,
+                "reward": self.reward,
+                "step_seconds": self.step_seconds,
+                "eta_seconds": self.eta,
+            },
+            "elapsed_seconds": self.elapsed,
+            "reused_from": self.reused_from,
+            "error": self.error,
+            "value": self.value,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """A run.
 
     Attributes:
+        status: ``pending``, ``running``, ``resumable``, ``succeeded``, ``failed``, ``cancelled`` or ``damaged``.
         storage: URI. artifacts: folder of the bulk data, empty when it is not known.
+        elapsed: seconds from the first start to the end, or to the last sign of life.
         heartbeat_age: seconds since the driver's last sign of life, None when there was none.
-        abandoned: not ended, and no driver shows signs of life: waits to be resumed.
+        epoch: how many drivers have taken the run.
     """
 
     run_id: str
@@ -72,14 +99,152 @@ class RunFacts:
     storage: str
     artifacts: str
     stages: tuple[StageFacts, ...]
+    epoch: int = 0
+    owner: Mapping[str, Any] | None = None
     started_at: float | None = None
     ended_at: float | None = None
     elapsed: float | None = None
     heartbeat_age: float | None = None
-    abandoned: bool = False
-    error: str | None = None
-    owner: Mapping[str, Any] | None = field(default=None)
+    cancel_requested: bool = False
+    error: Mapping[str, Any] | None = None
 
     @property
     def ended(self) -> bool:
         return self.status in {"succeeded", "failed", "cancelled"}
+
+    @property
+    def resumable(self) -> bool:
+        return self.status in {"pending", "resumable", "failed"}
+
+    def to_json(self, *, brief: bool = False) -> dict[str, Any]:
+        """Everything as JSON; with `brief`, stages by their status only."""
+        return {
+            "run_id": self.run_id,
+            "pipeline": self.pipeline,
+            "status": self.status,
+            "storage": self.storage,
+            "artifacts": self.artifacts,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "elapsed_seconds": self.elapsed,
+            "error": self.error,
+            "stages": {stage.name: stage.status for stage in self.stages}
+            if brief
+            else [stage.to_json() for stage in self.stages],
+            **({} if brief else self._driver_json()),
+        }
+
+    def _driver_json(self) -> dict[str, Any]:
+        return {
+            "driver": {"owner": self.owner, "epoch": self.epoch, "heartbeat_age_seconds": self.heartbeat_age},
+            "cancel_requested": self.cancel_requested,
+        }
+
+
+def facts_of(state: RunState, storage: str, *, now: float | None = None) -> RunFacts:
+    """What to tell about a run; `now` is Unix time, by default the present."""
+    now = time.time() if now is None else now
+    status = state.status.value
+    alive = status == "running"
+    pipeline = state.definition.get("pipeline", {})
+    stages = [
+        _stage(name, kind, state.steps[name], alive, now)
+        if name in state.steps
+        else StageFacts(name=name, kind=kind, status="cancelled" if status == "cancelled" else "waiting")
+        for name, kind in _names(state, pipeline)
+    ]
+    last = state.ended_at or (now if alive else state.updated_at)
+    return RunFacts(
+        run_id=state.run_id,
+        pipeline=str(pipeline.get("name", "")),
+        status=status,
+        storage=storage,
+        artifacts=str(state.definition.get("artifacts", "")),
+        stages=tuple(stages),
+        epoch=state.epoch,
+        owner=state.owner,
+        started_at=state.created_at,
+        ended_at=state.ended_at,
+        elapsed=None if state.created_at is None or last is None else max(0.0, last - state.created_at),
+        heartbeat_age=state.heartbeat_age_s,
+        cancel_requested=state.cancel_requested,
+        error=state.error,
+    )
+
+
+def _names(state: RunState, pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Stages in the pipeline's order; before them steps that are no stages."""
+    kinds = {str(stage["name"]): str(stage["kind"]) for stage in pipeline.get("stages", ())}
+    yield from ((name, MODEL if name == MODEL else "python") for name in state.steps if name not in kinds)
+    yield from kinds.items()
+
+
+def _stage(name: str, kind: str, step: StepState, alive: bool, now: float) -> StageFacts:
+    status = step.status.value
+    latest = step.attempts[-1] if step.attempts else None
+    if status == "running" and not alive:
+        status = "interrupted"
+    elif status == "waiting" and latest is not None:
+        status = "retrying" if alive else "interrupted"
+    error = latest.error if latest is not None and status != "succeeded" else None
+    counted = _progress(step, status, now)
+    return StageFacts(
+        name=name,
+        kind=kind,
+        status=status,
+        attempt=latest.number if latest is not None else 0,
+        elapsed=_elapsed(latest, alive, now),
+        reused_from=step.reused_from,
+        error=error,
+        value=step.value,
+        attempts=tuple(
+            AttemptFacts(
+                number=attempt.number,
+                started_at=attempt.started_at,
+                ended_at=attempt.ended_at,
+                outcome=_outcome(attempt, step, last=attempt is latest, alive=alive),
+            )
+            for attempt in step.attempts
+        ),
+        **counted,
+    )
+
+
+def _elapsed(attempt: Attempt | None, alive: bool, now: float) -> float | None:
+    if attempt is None:
+        return None
+    end = attempt.ended_at if attempt.ended_at is not None else now if alive else None
+    return None if end is None else max(0.0, end - attempt.started_at)
+
+
+def _outcome(attempt: Attempt, step: StepState, *, last: bool, alive: bool) -> str:
+    status = attempt.status.value
+    if status == "succeeded":
+        return f"re-used from {step.reused_from}" if step.reused_from else "succeeded"
+    if attempt.error is not None:
+        return f"failed: {attempt.error.get('traceback') or attempt.error.get('message', '')}".rstrip()
+    if status == "running":
+        # Nobody will write how the attempt of a driver that has died ended.
+        return "" if last and alive else "interrupted"
+    return "interrupted" if status == "failed" else status
+
+
+def _progress(step: StepState, status: str, now: float) -> dict[str, Any]:
+    """The facts a stage has reported, whatever its kind calls them."""
+    facts: Mapping[str, Any] = step.progress or {}
+    if step.attempts and facts.get("attempt", step.attempts[-1].number) != step.attempts[-1].number:
+        facts = {}
+    found: dict[str, Any] = {"phase": str(facts.get("phase") or "")}
+    if "step" in facts:
+        found |= {"done": facts["step"], "total": facts.get("total")}
+    elif "rows_done" in facts:
+        found |= {"done": facts["rows_done"], "total": facts.get("rows"), "unit": "row"}
+    elif "rows" in facts:
+        found |= {"done": facts["rows"], "unit": "row"}
+    found |= {"reward": facts.get("reward"), "step_seconds": facts.get("step_seconds")}
+    if status == "running" and facts.get("eta_seconds") is not None:
+        found["eta"] = max(0.0, facts["eta_seconds"] - max(0.0, now - facts.get("time", now)))
+    if status == "succeeded" and found["reward"] is None and isinstance(step.value, Mapping):
+        reward = step.value.get("reward")
+        found["reward"] = reward.get("last") if isinstance(reward, Mapping) else None
+    return found

@@ -16,7 +16,7 @@ FILES = ("pipeline.yaml", "reward.py", "questions.jsonl")
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write.", show_default=False)] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write.", show_default=False)] = Path(),
     as_json: _options.Json = False,
 ) -> None:
     """Write a starter pipeline: a small model, a reward and questions, ready to run without a GPU."""

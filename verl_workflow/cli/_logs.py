@@ -13,6 +13,7 @@ import typer
 from verl_workflow.cli import _options
 from verl_workflow.cli._output import note, print_json, print_line, reported
 from verl_workflow.cli._tail import Tail
+from verl_workflow.cli._words import command, liveness, moment
 from verl_workflow.errors import ErrorCode, UserError
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def logs(
                     print_line(str(entry))
             if not follow or facts.ended:
                 break
-            if facts.abandoned and not silent:
-                note(facts.liveness())
-            silent = facts.abandoned
+            if facts.resumable and not silent:
+                note(f"{liveness(facts)}; resume with: {command('resume', run_id, store.uri)}")
+            silent = facts.resumable
             time.sleep(_POLL_S)
             facts = facts_of(read_run(store, run_id), store.uri)
         if as_json:
@@ -98,12 +99,12 @@ class LogBook:
             if self._stage not in (None, stage.name):
                 continue
             for attempt in stage.attempts:
-                yield from self._note(stage.name, attempt, "began", f"-- began {attempt.started_text}")
+                yield from self._note(stage.name, attempt, "began", f"-- began {moment(attempt.started_at)}")
                 key = (stage.name, attempt.number)
                 tail = self._tails.setdefault(key, Tail(log_file(facts, stage.name, attempt.number)))
-                for line in tail.lines(ended=attempt.ended):
+                for line in tail.lines(ended=bool(attempt.outcome)):
                     yield Entry(*key, line)
-                if attempt.ended:
+                if attempt.outcome:
                     yield from self._note(stage.name, attempt, "ended", f"-- {attempt.outcome}")
 
     def _note(self, stage: str, attempt: AttemptFacts, what: str, text: str) -> Iterator[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,12 +11,13 @@ import typer
 from verl_workflow.cli import _options
 from verl_workflow.cli._output import ExitCode, note, print_json, print_line, reported
 from verl_workflow.cli._words import command
-from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 
 if TYPE_CHECKING:
-    from verl_workflow.cli._watch import Head
+    from verl_workflow.cli._facts import RunFacts
     from verl_workflow.pipeline import Run
 
+_EXIT_CODES = {"succeeded": ExitCode.OK, "cancelled": ExitCode.CANCELLED}
 _Detach = Annotated[
     bool, typer.Option("--detach", help="Return when the run has been handed to the cluster (needs --address).")
 ]
@@ -38,7 +40,7 @@ def run(
     """Run a pipeline, and show how it goes until it ends.
 
     Exit code 0: succeeded, 1: failed, 2: a mistake in the input (nothing was written), 3: cancelled, 130: stopped with
-    Ctrl-C (it can be resumed).
+    Ctrl-C (a run on this machine can then be resumed; one in a cluster goes on).
     """
     with reported(as_json):
         from verl_workflow.pipeline import define, start
@@ -47,14 +49,14 @@ def run(
         cluster = _cluster(address, detach)
         document = load(file, _options.params_of(params))
         definition = define(document, run_id=run_id, storage=_options.pipeline_storage_of(storage))
-        _drive(
-            lambda: start(definition, address=cluster),
-            definition.run_id,
-            definition.storage,
+        _Session(
+            run_id=definition.run_id,
+            storage=definition.storage,
+            begin=lambda: start(definition, address=cluster),
             detach=detach,
             quiet=quiet,
             as_json=as_json,
-        )
+        ).go()
 
 
 def resume(
@@ -72,75 +74,116 @@ def resume(
     with reported(as_json):
         from verl_workflow.cli._find import find_run
         from verl_workflow.pipeline import resume as take_up
+        from verl_workflow.workflow import TERMINAL_STATES
 
         cluster = _cluster(address, detach)
-        store, _ = find_run(storage, run_id)
-        _drive(
-            lambda: take_up(store.uri, run_id, address=cluster, force=force),
-            run_id,
-            store.uri,
+        store, state = find_run(storage, run_id)
+        _Session(
+            run_id=run_id,
+            storage=store.uri,
+            begin=lambda: take_up(store.uri, run_id, address=cluster, force=force),
+            ended_epoch=state.epoch if state.status in TERMINAL_STATES else None,
             detach=detach,
             quiet=quiet,
             as_json=as_json,
-        )
+        ).go()
 
 
-def _drive(
-    begin: Callable[[], Run],
-    run_id: str,
-    storage: str,
-    *,
-    detach: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Begin, watch to the end, tell the result, and exit with its code."""
-    from verl_workflow.cli._facts import RunFacts
-    from verl_workflow.cli._summary import advice, summary
-    from verl_workflow.cli._view import open_view
-    from verl_workflow.cli._watch import Terminated, signals_as_interrupts, watch
-    from verl_workflow.storage import Store
+@dataclass(frozen=True, kw_only=True)
+class _Session:
+    """A run from its start to the exit code of the command."""
 
-    facts: RunFacts
-    run: Run | None = None
-    with signals_as_interrupts():
-        try:
-            if not quiet:
-                note(f"run {run_id}")
-            run = begin()
-            for warning in run.warnings:
-                note(f"warning: {warning}")
-            if detach:
-                _tell_detached(run_id, storage, as_json)
-                return
-            view = open_view(quiet)
+    run_id: str
+    storage: str
+    begin: Callable[[], Run]
+    detach: bool
+    quiet: bool
+    as_json: bool
+    ended_epoch: int | None = None
+
+    def go(self) -> None:
+        """Begin, watch, tell the result, and exit with its code."""
+        from verl_workflow.cli._watch import Terminated, signals_as_interrupts
+
+        run: Run | None = None
+        with signals_as_interrupts():
             try:
-                facts, lost = watch(Store(storage), run_id, view, driver_error=run.driver_error, head=_head(run.local))
+                if not self.quiet:
+                    note(f"run {self.run_id}")
+                run = self.begin()
+                for warning in run.warnings:
+                    note(f"warning: {warning}")
+                code = self._tell_detached() if self.detach else self._stay_with(run)
+            except KeyboardInterrupt as stop:
+                self._tell_interrupted(run)
+                code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
+            except VerlWorkflowError as error:
+                if not isinstance(error, UserError) and self._recorded():
+                    note(f"resume with: {self._command('resume')}")
+                raise
             finally:
-                view.close()
-            for line in [f"error: {lost}"] if lost is not None else []:
-                note(line)
-            if as_json:
-                print_json({**facts.to_json(), "driver_error": lost})
-            else:
-                for line in summary(facts):
-                    print_line(line)
-            for line in advice(facts):
-                note(line)
-        except KeyboardInterrupt as stop:
-            _tell_interrupted(run, run_id, storage)
-            code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
-            raise typer.Exit(code) from stop
+                if run is not None:
+                    run.close()
+        raise typer.Exit(code)
+
+    def _stay_with(self, run: Run) -> ExitCode:
+        from verl_workflow.cli._view import open_view
+        from verl_workflow.cli._watch import watch
+        from verl_workflow.storage import Store
+
+        view = open_view(self.quiet)
+        try:
+            facts, lost = watch(
+                Store(self.storage),
+                self.run_id,
+                view,
+                driver_error=run.driver_error,
+                ended_epoch=self.ended_epoch,
+            )
         finally:
-            if run is not None:
-                run.close()
-    raise typer.Exit(exit_code(facts))
+            view.close()
+        self._tell_result(facts, lost)
+        return ExitCode.FAILED if lost is not None else _EXIT_CODES.get(facts.status, ExitCode.FAILED)
 
+    def _tell_result(self, facts: RunFacts, lost: str | None) -> None:
+        from verl_workflow.cli._summary import advice, summary
 
-def exit_code(facts: object) -> ExitCode:
-    """What a run's last state means to a script."""
-    status = getattr(facts, "status", "")
-    return {"succeeded": ExitCode.OK, "cancelled": ExitCode.CANCELLED}.get(status, ExitCode.FAILED)
+        if self.as_json:
+            print_json({**facts.to_json(), "driver_error": lost})
+        else:
+            for line in summary(facts):
+                print_line(line)
+        for line in advice(facts, lost):
+            note(line)
+
+    def _tell_detached(self) -> ExitCode:
+        if self.as_json:
+            print_json({"run_id": self.run_id, "storage": self.storage, "detached": True})
+        else:
+            print_line(f"run {self.run_id} goes on in the cluster:")
+            for words in (("status",), ("logs", "-f"), ("cancel",)):
+                print_line(f"  {self._command(*words)}")
+        return ExitCode.OK
+
+    def _tell_interrupted(self, run: Run | None) -> None:
+        if run is not None and not run.local:
+            note(f"left run {self.run_id}, which goes on in the cluster")
+            note(f"stop it with: {self._command('cancel')}")
+        elif self._recorded():
+            note(f"stopped run {self.run_id}; what has been done is kept")
+            note(f"resume with: {self._command('resume')}")
+        else:
+            note("stopped before the run was recorded")
+        if self.as_json:
+            print_json({"run_id": self.run_id, "storage": self.storage, "interrupted": True})
+
+    def _recorded(self) -> bool:
+        from verl_workflow.storage import Store
+
+        return Store(self.storage).get(f"runs/{self.run_id}/definition.json") is not None
+
+    def _command(self, verb: str, *more: str) -> str:
+        return command(verb, self.run_id, self.storage, *more)
 
 
 def _cluster(address: str | None, detach: bool) -> str | None:
@@ -153,31 +196,3 @@ def _cluster(address: str | None, detach: bool) -> str | None:
             remedy="Name a running Ray cluster with --address or RAY_ADDRESS, or leave --detach out.",
         )
     return cluster
-
-
-def _head(local: bool) -> Head | None:
-    """The head of the cluster that this process is in; None behind a Ray client, which has its own connection."""
-    import ray
-
-    from verl_workflow.cli._watch import Head
-
-    if ray.util.client.ray.is_connected():
-        return None
-    return Head(ray.get_runtime_context().gcs_address, local=local)
-
-
-def _tell_detached(run_id: str, storage: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"run_id": run_id, "storage": storage, "detached": True})
-        return
-    print_line(f"run {run_id} goes on in the cluster")
-    for verb, more in (("status", ()), ("logs", ("-f",)), ("cancel", ())):
-        print_line(f"  {command(verb, run_id, storage, *more)}")
-
-
-def _tell_interrupted(run: Run | None, run_id: str, storage: str) -> None:
-    if run is not None and not run.local:
-        note(f"left run {run_id}, which goes on in the cluster; stop it with: {command('cancel', run_id, storage)}")
-        return
-    note(f"stopped run {run_id}; what has been done is kept")
-    note(f"resume with: {command('resume', run_id, storage)}")

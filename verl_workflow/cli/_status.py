@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_workflow.cli import _options
 from verl_workflow.cli._output import note, print_json, print_line, print_table, reported
-from verl_workflow.cli._words import duration
+from verl_workflow.cli._words import duration, liveness, moment
 
 
 def status(run_id: _options.RunId, storage: _options.Storage = None, as_json: _options.Json = False) -> None:
@@ -25,8 +25,7 @@ def status(run_id: _options.RunId, storage: _options.Storage = None, as_json: _o
                 print_line(line)
             return
         print_table(table(facts))
-        print_line(facts.liveness())
-        for line in facts.help():
+        for line in [liveness(facts), *advice(facts)]:
             print_line(line)
 
 
@@ -37,11 +36,10 @@ def list_(storage: _options.Storage = None, as_json: _options.Json = False) -> N
 
         from verl_workflow.cli._facts import facts_of
         from verl_workflow.storage import Store
-        from verl_workflow.workflow import list_runs, read_run
+        from verl_workflow.workflow import list_runs
 
         store = Store(_options.storage_of(storage))
-        runs = [facts_of(read_run(store, run_id), store.uri) for run_id in list_runs(store)]
-        runs.sort(key=lambda facts: facts.started_at or 0, reverse=True)
+        runs = [facts_of(state, store.uri) for state in reversed(list_runs(store))]
         if as_json:
             print_json({"storage": store.uri, "runs": [facts.to_json(brief=True) for facts in runs]})
             return
@@ -54,9 +52,12 @@ def list_(storage: _options.Storage = None, as_json: _options.Json = False) -> N
             rows.add_row(
                 facts.run_id,
                 facts.pipeline,
-                facts.shown_status,
+                facts.status,
                 f"{done}/{len(facts.stages)}",
-                facts.started_text,
+                moment(facts.started_at),
                 duration(facts.elapsed),
             )
         print_table(rows)
+        for facts in runs:
+            if facts.status == "damaged" and facts.error:
+                note(f"error: {facts.run_id}: {facts.error['message']}")

@@ -7,6 +7,9 @@ from typing import Any
 
 from verl_workflow.cli._facts import RunFacts, StageFacts
 from verl_workflow.cli._words import command, duration, figure, location, short
+from verl_workflow.errors import ErrorCode
+
+_TRACE_LINES = 12
 
 
 def summary(facts: RunFacts) -> list[str]:
@@ -25,16 +28,20 @@ def summary(facts: RunFacts) -> list[str]:
     return lines
 
 
-def advice(facts: RunFacts) -> list[str]:
-    """What went wrong and what to do about it; empty for a run that succeeded."""
-    if facts.status == "succeeded":
-        return []
+def advice(facts: RunFacts, lost: str | None = None) -> list[str]:
+    """What went wrong and what to do about it; empty for a run that succeeded or goes on.
+
+    Args:
+        lost: why the driver stopped without ending the run.
+    """
     failed = [stage for stage in facts.stages if stage.status == "failed"]
-    lines = [f"error: {_with_place(stage)}" for stage in failed if stage.error]
+    lines = [line for stage in failed if stage.error for line in _told(stage.name, stage.error)]
     if not lines and facts.error:
-        lines.append(f"error: {facts.error}")
+        lines = _told("", facts.error)
+    if lost is not None:
+        lines.append(f"error: {lost}")
     lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
-    if facts.status != "cancelled":
+    if facts.resumable or lost is not None:
         lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
     return lines
 
@@ -42,16 +49,21 @@ def advice(facts: RunFacts) -> list[str]:
 def result(stage: StageFacts) -> str:
     """A stage's result in one line."""
     if stage.status != "succeeded":
-        attempts = f" in attempt {stage.attempt}" if stage.attempt else ""
-        return f"{stage.status}{attempts}" if stage.status != "pending" else "not started"
+        return f"{stage.status} in attempt {stage.attempt}" if stage.attempt else "not started"
     told = _TELLERS.get(stage.kind, _python)(stage.value)
     origin = f" (re-used from {stage.reused_from})" if stage.reused_from else f" ({duration(stage.elapsed)})"
     return f"{told}{origin}"
 
 
-def _with_place(stage: StageFacts) -> str:
-    assert stage.error is not None
-    return stage.error if stage.error.startswith(f"{stage.name}:") else f"{stage.name}: {stage.error}"
+def _told(place: str, error: Mapping[str, Any]) -> list[str]:
+    """An error in words; one that nobody foresaw with the traceback that leads to its cause."""
+    message = str(error.get("message", ""))
+    if place and not message.startswith(f"{place}:"):
+        message = f"{place}: {message}"
+    lines = [f"error: {message}"]
+    if error.get("code") == ErrorCode.STEP_FAILED.value and error.get("traceback"):
+        lines += [f"  {line}" for line in str(error["traceback"]).rstrip().splitlines()[-_TRACE_LINES:]]
+    return lines
 
 
 def _model(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_workflow.cli._facts import RunFacts, StageFacts
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 STYLES = {
-    "pending": "dim",
+    "waiting": "dim",
     "running": "cyan",
     "retrying": "yellow",
     "succeeded": "green",
     "failed": "bold red",
+    "interrupted": "yellow",
+    "resumable": "yellow",
     "cancelled": "yellow",
 }
 _BAR_WIDTH = 20
@@ -64,7 +66,7 @@ class LineView:
     def show(self, facts: RunFacts) -> None:
         for stage in facts.stages:
             change = (stage.status, stage.attempt, stage.reused_from)
-            if self._seen.setdefault(stage.name, ("pending", 0, None)) != change:
+            if self._seen.setdefault(stage.name, ("waiting", 0, None)) != change:
                 self._seen[stage.name] = change
                 self._write(f"{time.strftime('%H:%M:%S')} {transition(stage)}")
         now = self._clock()
@@ -106,8 +108,13 @@ def transition(stage: StageFacts) -> str:
         return f"{stage.name}: re-used from {stage.reused_from}"
     attempt = f" (attempt {stage.attempt})" if stage.attempt > 1 or stage.status == "running" else ""
     took = f" after {duration(stage.elapsed)}" if stage.ended and stage.elapsed is not None else ""
-    why = f": {stage.error.splitlines()[0]}" if stage.error and stage.status != "succeeded" else ""
+    why = f": {first_line(stage.error)}" if stage.error else ""
     return f"{stage.name}: {stage.status}{attempt}{took}{why}"
+
+
+def first_line(error: Mapping[str, Any]) -> str:
+    """What an error says first; all of it is in the logs and in the summary."""
+    return next(iter(str(error.get("message", "")).splitlines()), "")
 
 
 def progress(stage: StageFacts) -> str:
@@ -163,7 +170,7 @@ _LEFT = ("stage", "status", "progress")
 def _bar(stage: StageFacts) -> RenderableType:
     from rich.text import Text
 
-    if stage.done is None or stage.status == "pending":
+    if stage.done is None or stage.status == "waiting":
         return Text(stage.phase if stage.status == "running" else "", style="dim")
     if not stage.total:
         return Text(f"{stage.done} {stage.unit}s")

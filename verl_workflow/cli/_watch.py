@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +16,7 @@ from verl_workflow.cli._view import View
 if TYPE_CHECKING:
     from verl_workflow.storage import Store
 
-_POLL_S = 0.5
-_HEAD_CHECK_S = 2.0
-# A head that is restarted in place (KubeRay) is away for a while; one on this machine is not restarted by anybody.
-_HEAD_PATIENCE_S = {True: 6.0, False: 45.0}
+POLL_S = 0.5
 
 
 class Terminated(KeyboardInterrupt):
@@ -35,7 +31,7 @@ def signals_as_interrupts() -> Iterator[None]:
         return
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Ignored by `nohup` on purpose.
+        # Ignored on purpose, as by `nohup`: it stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, _terminated)
     try:
@@ -50,65 +46,35 @@ def watch(
     run_id: str,
     view: View,
     *,
-    driver_error: Callable[[], str | None],
-    head: Head | None = None,
+    driver_error: Callable[[], object | None],
+    ended_epoch: int | None = None,
 ) -> tuple[RunFacts, str | None]:
     """Show the run until it ends.
+
+    Args:
+        driver_error: why the driver stopped without ending the run, None while it works.
+        ended_epoch: the run had ended under this epoch before it was taken up; that end is passed over.
 
     Returns:
         The last state, and why the driver stopped without ending the run, or None when the run has ended.
     """
+    while True:
+        facts = _look(store, run_id, view)
+        if facts.ended and facts.epoch != ended_epoch:
+            return facts, None
+        if (lost := driver_error()) is not None:
+            # It may have ended the run in between.
+            facts = _look(store, run_id, view)
+            return facts, None if facts.ended and facts.epoch != ended_epoch else str(lost)
+        time.sleep(POLL_S)
+
+
+def _look(store: Store, run_id: str, view: View) -> RunFacts:
     from verl_workflow.workflow import read_run
 
-    while True:
-        facts = facts_of(read_run(store, run_id), store.uri)
-        view.show(facts)
-        if facts.ended:
-            return facts, None
-        lost = driver_error() or (head.lost() if head is not None else None)
-        if lost is not None:
-            # The driver may have ended the run in between.
-            facts = facts_of(read_run(store, run_id), store.uri)
-            view.show(facts)
-            return facts, None if facts.ended else lost
-        time.sleep(_POLL_S)
-
-
-class Head:
-    """The head of the Ray cluster, watched by its port.
-
-    Ray itself ends a process that misses its head for a minute, without a word to the user.
-
-    Args:
-        address: ``host:port`` of the head's control service.
-        local: whether it was started by this process.
-    """
-
-    def __init__(self, address: str, *, local: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        host, _, port = address.rpartition(":")
-        self._place = (host.strip("[]"), int(port))
-        self._address = address
-        self._patience = _HEAD_PATIENCE_S[local]
-        self._clock = clock
-        self._next = clock()
-        self._silent_since: float | None = None
-
-    def lost(self) -> str | None:
-        """Why the head counts as gone, or None."""
-        now = self._clock()
-        if now < self._next:
-            return None
-        self._next = now + _HEAD_CHECK_S
-        try:
-            socket.create_connection(self._place, timeout=_HEAD_CHECK_S).close()
-        except OSError:
-            if self._silent_since is None:
-                self._silent_since = now
-            if now - self._silent_since < self._patience:
-                return None
-            return f"the head of the Ray cluster at {self._address} is gone"
-        self._silent_since = None
-        return None
+    facts = facts_of(read_run(store, run_id), store.uri)
+    view.show(facts)
+    return facts
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

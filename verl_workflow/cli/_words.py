@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from verl_workflow.cli._options import DEFAULT_STORAGE
+
+if TYPE_CHECKING:
+    from verl_workflow.cli._facts import RunFacts
 
 
 def duration(seconds: float | None) -> str:
@@ -22,6 +26,24 @@ def duration(seconds: float | None) -> str:
     if days:
         return f"{days}d {hours:02}:{minutes:02}:{rest:02}"
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def moment(unix: float | None) -> str:
+    """A point in time in this machine's zone; a dash when there is none."""
+    return "-" if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
+
+
+def liveness(facts: RunFacts) -> str:
+    """Who drives a run, and when it was last heard of."""
+    if facts.status == "pending":
+        return "driver: none has taken the run yet"
+    owner = facts.owner or {}
+    who = f"process {owner.get('pid')} on {owner.get('host')}"
+    seen = f"last sign of life {duration(facts.heartbeat_age)} ago" if facts.heartbeat_age is not None else ""
+    if facts.status == "resumable":
+        return f"driver: gone ({', '.join(part for part in (who, seen) if part)})"
+    stopping = ", asked to stop" if facts.cancel_requested else ""
+    return f"driver: {who}{f', {seen}' if seen else ''}{stopping}"
 
 
 def figure(value: Any) -> str:

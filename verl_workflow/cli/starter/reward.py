@@ -1,7 +1,9 @@
 """The reward: how good an answer is, from 0 to 1."""
 
+from typing import Any
 
-def score(data_source, solution_str, ground_truth, extra_info=None):
+
+def score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
     """Half of it for answering in digits, half for the right digit; `acc` is reported beside the score."""
     if not solution_str:
         return {"score": 0.0, "acc": 0.0}
