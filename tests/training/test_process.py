@@ -93,8 +93,10 @@ def test_the_entry_dies_with_its_supervisor(tmp_path: Path) -> None:
     wait_until(lambda: not alive(entry))
 
 
-def test_tail_is_bounded(tmp_path: Path) -> None:
+def test_tail_is_bounded_and_plain(tmp_path: Path) -> None:
     path = tmp_path / "log"
+    path.write_text("\x1b[36m(worker)\x1b[0m said\n")
+    assert tail(path) == "(worker) said"
     path.write_bytes(b"".join(b"%d\n" % number for number in range(10_000)))
     assert tail(path, lines=2) == "9998\n9999"
     assert len(tail(path, lines=10_000, limit=100)) <= 100

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ChildProcess:
@@ -93,11 +96,11 @@ class ChildProcess:
 
 
 def tail(path: Path, lines: int = 40, limit: int = 64 << 10) -> str:
-    """The last lines of a text file, of at most `limit` bytes; empty when it is not there."""
+    """The last lines of a text file, of at most `limit` bytes; empty when it is not there. Colours are left out."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - limit))
             text = stream.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return ""
-    return "\n".join(text.splitlines()[-lines:])
+    return "\n".join(_COLOUR.sub("", text).splitlines()[-lines:])

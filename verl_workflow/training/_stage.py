@@ -51,7 +51,7 @@ def run_verl_stage(spec: VerlStage, ctx: StageContext) -> dict[str, Any]:
     attempt = _prepare(spec, ctx)
     done = attempt.newest()
     if done is None or done.step < spec.steps:
-        done = _train(attempt, done)
+        done = _train(attempt)
     _require_finite(attempt)
     attempt.ctx.report({"phase": "exporting", "step": done.step, "total": spec.steps})
     model = ctx.attempt_dir / "model"
@@ -79,6 +79,11 @@ class _Attempt:
         return ("actor", "critic") if self.spec.algorithm == "ppo" else ("actor",)
 
     def newest(self) -> _checkpoints.Checkpoint | None:
+        """The newest checkpoint that can be resumed from."""
+        return _checkpoints.newest_valid(self.checkpoint_dir, world_size=world_size(self.chosen), roles=self.roles)
+
+    def tidied(self) -> _checkpoints.Checkpoint | None:
+        """As `newest`, with all else out of the way; only while nothing trains."""
         return _checkpoints.tidy(
             self.checkpoint_dir,
             world_size=world_size(self.chosen),
@@ -138,7 +143,7 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
     return _Attempt(spec=spec, ctx=ctx, chosen=chosen, checkpoint_dir=checkpoint_dir)
 
 
-def _train(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkpoints.Checkpoint:
+def _train(attempt: _Attempt) -> _checkpoints.Checkpoint:
     ctx = attempt.ctx
     gpus = world_size(attempt.chosen)
     _cluster.require_fit(
@@ -148,6 +153,8 @@ def _train(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkpo
     )
     with _cluster.training_lease(f"run {ctx.run_id}, stage {ctx.stage}", ctx.report):
         _cluster.wait_for_room(cpus_needed(attempt.chosen), gpus, ctx.report)
+        # Only now: until the cluster is free, actors of an attempt that was killed may still be writing a checkpoint.
+        start = attempt.tidied()
         code = _run(attempt, start)
     if failure := _failure(attempt, code, start):
         raise failure
