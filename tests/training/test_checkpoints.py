@@ -8,7 +8,15 @@ from _training_pieces import checkpoint
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.training import _checkpoints
-from verl_workflow.training._checkpoints import checkpoints, fault, newest_valid, quarantine, tidy, write_manifest
+from verl_workflow.training._checkpoints import (
+    checkpoints,
+    fault,
+    newest_valid,
+    quarantine,
+    require_space,
+    tidy,
+    write_manifest,
+)
 from verl_workflow.training._identity import bind
 
 ACTOR = ("actor",)
@@ -109,6 +117,16 @@ def test_quarantine_never_overwrites(tmp_path: Path) -> None:
         names.append(quarantine(checkpoints(tmp_path)[0]).name)
     assert names == ["broken-global_step_7", "broken-global_step_7-2"]
     assert checkpoints(tmp_path) == []
+
+
+def test_a_full_disk_is_told_before_the_start(tmp_path: Path) -> None:
+    require_space(tmp_path, model_bytes=1000)
+    with pytest.raises(VerlWorkflowError, match="GB free") as caught:
+        require_space(tmp_path, model_bytes=10**18)
+    assert caught.value.code is ErrorCode.STORAGE
+    checkpoint(tmp_path, 1)
+    # Once a checkpoint is there, its size is what counts.
+    require_space(tmp_path, model_bytes=10**18)
 
 
 def test_folder_belongs_to_what_first_trained_in_it(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def task_error(cause: Exception) -> Exception:
             FailureClass.CHECKPOINT,
             True,
         ),
+        (OSError(28, "No space left on device"), FailureClass.DISK, False),
         (RuntimeError("PytorchStreamReader failed reading zip archive"), FailureClass.CHECKPOINT, True),
         (ConnectionError("lost the connection to GCS"), FailureClass.INFRASTRUCTURE, True),
         (RuntimeError("something nobody has seen"), FailureClass.UNKNOWN, False),

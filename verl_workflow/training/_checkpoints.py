@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+
 _STEP = re.compile(r"global_step_(\d+)")
 _SHARDS = ("model", "optim", "extra_state")
 _MANIFEST = "manifest.json"
@@ -115,6 +117,28 @@ def tidy(root: Path, *, world_size: int, roles: Sequence[str], keep: int) -> Che
     for checkpoint in valid[:-keep]:
         shutil.rmtree(checkpoint.path)
     return valid[-1] if valid else None
+
+
+def require_space(root: Path, *, model_bytes: int) -> None:
+    """Raise VerlWorkflowError(STORAGE) unless the disk below `root` can take two more checkpoints.
+
+    A checkpoint is as large as the newest one there; before the first it is at least the model's weights four times
+    over (weights, two moments of the optimizer, and a copy for the export).
+    """
+    found = checkpoints(root)
+    size = _size(found[-1].path) if found else 4 * model_bytes
+    free = shutil.disk_usage(root).free
+    if free < 2 * size:
+        raise VerlWorkflowError(
+            ErrorCode.STORAGE,
+            f"the disk has {free / 1e9:.1f} GB free and two checkpoints need about {2 * size / 1e9:.1f} GB",
+            where=str(root),
+            remedy="Free some space, or give the run other storage.",
+        )
+
+
+def _size(folder: Path) -> int:
+    return sum(entry.stat().st_size for entry in folder.rglob("*") if entry.is_file())
 
 
 def _unreadable(path: Path) -> str | None:

@@ -15,6 +15,7 @@ class FailureClass(str, enum.Enum):
     INFRASTRUCTURE = "infrastructure"
     CAPACITY = "capacity"
     MEMORY = "memory"
+    DISK = "disk"
     CHECKPOINT = "checkpoint"
     USER = "user"
     UNKNOWN = "unknown"
@@ -28,6 +29,7 @@ ADVICE: Mapping[FailureClass, str] = {
     FailureClass.INFRASTRUCTURE: "A process or node was lost; the next attempt resumes from the newest checkpoint.",
     FailureClass.CAPACITY: "Give the cluster more CPUs or GPUs, or ask for fewer.",
     FailureClass.MEMORY: "Lower the micro batch size, the response length or rollout.gpu_memory_utilization.",
+    FailureClass.DISK: "Free some space, or give the run other storage; then resume.",
     FailureClass.CHECKPOINT: "The checkpoint is set aside; the next attempt resumes from the one before.",
     FailureClass.USER: "Correct the configuration, the data or the reward function, then start again.",
     FailureClass.UNKNOWN: "Read the log; start again when the cause is gone.",
@@ -35,6 +37,7 @@ ADVICE: Mapping[FailureClass, str] = {
 
 # The first that matches wins: what killed a worker shows before what the driver made of it.
 _RULES: Sequence[tuple[FailureClass, re.Pattern[str]]] = (
+    (FailureClass.DISK, re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded")),
     (
         FailureClass.MEMORY,
         re.compile(r"OutOfMemoryError: CUDA|CUDA out of memory|CUDA error: out of memory|torch\.OutOfMemoryError"),

@@ -140,6 +140,7 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
             "world_size": world_size(chosen),
         },
     )
+    _checkpoints.require_space(checkpoint_dir, model_bytes=model.bytes)
     return _Attempt(spec=spec, ctx=ctx, chosen=chosen, checkpoint_dir=checkpoint_dir)
 
 
