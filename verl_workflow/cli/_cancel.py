@@ -25,10 +25,13 @@ def cancel(
     with reported(as_json):
         from verl_workflow.cli._facts import facts_of
         from verl_workflow.cli._find import find_run
-        from verl_workflow.workflow import read_run, request_cancel
+        from verl_workflow.workflow import RunStatus, read_run, request_cancel
 
-        store, _ = find_run(storage, run_id)
-        facts = facts_of(request_cancel(store, run_id), store.uri)
+        store, state = find_run(storage, run_id)
+        # What was asked for has happened already.
+        if state.status is not RunStatus.CANCELLED:
+            state = request_cancel(store, run_id)
+        facts = facts_of(state, store.uri)
         if wait and not facts.ended:
             note(f"asked run {run_id} to stop")
             deadline = time.monotonic() + timeout

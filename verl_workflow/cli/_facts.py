@@ -141,14 +141,22 @@ class RunFacts:
         }
 
 
-def facts_of(state: RunState, storage: str, *, now: float | None = None) -> RunFacts:
-    """What to tell about a run; `now` is Unix time, by default the present."""
+def facts_of(state: RunState, storage: str, *, values: bool = False, now: float | None = None) -> RunFacts:
+    """What to tell about a run.
+
+    Args:
+        values: read what the stages returned, too; costs a read each.
+        now: Unix time, by default the present.
+
+    Raises:
+        VerlWorkflowError(JOURNAL_DAMAGED): a value is not what was recorded; only with `values`.
+    """
     now = time.time() if now is None else now
     status = state.status.value
     alive = status == "running"
     pipeline = state.definition.get("pipeline", {})
     stages = [
-        _stage(name, kind, state.steps[name], alive, now)
+        _stage(name, kind, state.steps[name], state.steps[name].value if values else None, alive, now)
         if name in state.steps
         else StageFacts(name=name, kind=kind, status="cancelled" if status == "cancelled" else "waiting")
         for name, kind in _names(state, pipeline)
@@ -179,7 +187,7 @@ def _names(state: RunState, pipeline: Mapping[str, Any]) -> Iterator[tuple[str, 
     yield from kinds.items()
 
 
-def _stage(name: str, kind: str, step: StepState, alive: bool, now: float) -> StageFacts:
+def _stage(name: str, kind: str, step: StepState, value: Any, alive: bool, now: float) -> StageFacts:
     status = step.status.value
     latest = step.attempts[-1] if step.attempts else None
     if status == "running" and not alive:
@@ -187,7 +195,6 @@ def _stage(name: str, kind: str, step: StepState, alive: bool, now: float) -> St
     elif status == "waiting" and latest is not None:
         status = "retrying" if alive else "interrupted"
     error = latest.error if latest is not None and status != "succeeded" else None
-    counted = _progress(step, status, now)
     return StageFacts(
         name=name,
         kind=kind,
@@ -196,7 +203,7 @@ def _stage(name: str, kind: str, step: StepState, alive: bool, now: float) -> St
         elapsed=_elapsed(latest, alive, now),
         reused_from=step.reused_from,
         error=error,
-        value=step.value,
+        value=value,
         attempts=tuple(
             AttemptFacts(
                 number=attempt.number,
@@ -206,7 +213,7 @@ def _stage(name: str, kind: str, step: StepState, alive: bool, now: float) -> St
             )
             for attempt in step.attempts
         ),
-        **counted,
+        **_progress(step.progress or {}, status, value),
     )
 
 
@@ -229,11 +236,8 @@ def _outcome(attempt: Attempt, step: StepState, *, last: bool, alive: bool) -> s
     return "interrupted" if status == "failed" else status
 
 
-def _progress(step: StepState, status: str, now: float) -> dict[str, Any]:
-    """The facts a stage has reported, whatever its kind calls them."""
-    facts: Mapping[str, Any] = step.progress or {}
-    if step.attempts and facts.get("attempt", step.attempts[-1].number) != step.attempts[-1].number:
-        facts = {}
+def _progress(facts: Mapping[str, Any], status: str, value: Any) -> dict[str, Any]:
+    """What a stage has reported, whatever its kind calls it."""
     found: dict[str, Any] = {"phase": str(facts.get("phase") or "")}
     if "step" in facts:
         found |= {"done": facts["step"], "total": facts.get("total")}
@@ -242,9 +246,8 @@ def _progress(step: StepState, status: str, now: float) -> dict[str, Any]:
     elif "rows" in facts:
         found |= {"done": facts["rows"], "unit": "row"}
     found |= {"reward": facts.get("reward"), "step_seconds": facts.get("step_seconds")}
-    if status == "running" and facts.get("eta_seconds") is not None:
-        found["eta"] = max(0.0, facts["eta_seconds"] - max(0.0, now - facts.get("time", now)))
-    if status == "succeeded" and found["reward"] is None and isinstance(step.value, Mapping):
-        reward = step.value.get("reward")
-        found["reward"] = reward.get("last") if isinstance(reward, Mapping) else None
+    if status == "running":
+        found["eta"] = facts.get("eta_seconds")
+    if found["reward"] is None and isinstance(value, Mapping) and isinstance(value.get("reward"), Mapping):
+        found["reward"] = value["reward"].get("last")
     return found

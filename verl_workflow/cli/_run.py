@@ -73,11 +73,13 @@ def resume(
     """Take a stopped or failed run up where it ended; what has succeeded is not run again. Exit codes as for `run`."""
     with reported(as_json):
         from verl_workflow.cli._find import find_run
-        from verl_workflow.pipeline import resume as take_up
-        from verl_workflow.workflow import TERMINAL_STATES
 
         cluster = _cluster(address, detach)
         store, state = find_run(storage, run_id)
+
+        from verl_workflow.pipeline import resume as take_up
+        from verl_workflow.workflow import TERMINAL_STATES
+
         _Session(
             run_id=run_id,
             storage=store.uri,

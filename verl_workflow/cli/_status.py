@@ -16,7 +16,7 @@ def status(run_id: _options.RunId, storage: _options.Storage = None, as_json: _o
         from verl_workflow.cli._view import table
 
         store, state = find_run(storage, run_id)
-        facts = facts_of(state, store.uri)
+        facts = facts_of(state, store.uri, values=True)
         if as_json:
             print_json(facts.to_json())
             return
@@ -39,7 +39,8 @@ def list_(storage: _options.Storage = None, as_json: _options.Json = False) -> N
         from verl_workflow.workflow import list_runs
 
         store = Store(_options.storage_of(storage))
-        runs = [facts_of(state, store.uri) for state in reversed(list_runs(store))]
+        runs = [facts_of(state, store.uri) for state in list_runs(store)]
+        runs.sort(key=lambda facts: (facts.started_at or 0.0, facts.run_id), reverse=True)
         if as_json:
             print_json({"storage": store.uri, "runs": [facts.to_json(brief=True) for facts in runs]})
             return

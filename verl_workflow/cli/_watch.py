@@ -58,23 +58,21 @@ def watch(
     Returns:
         The last state, and why the driver stopped without ending the run, or None when the run has ended.
     """
-    while True:
-        facts = _look(store, run_id, view)
-        if facts.ended and facts.epoch != ended_epoch:
-            return facts, None
-        if (lost := driver_error()) is not None:
-            # It may have ended the run in between.
-            facts = _look(store, run_id, view)
-            return facts, None if facts.ended and facts.epoch != ended_epoch else str(lost)
-        time.sleep(POLL_S)
-
-
-def _look(store: Store, run_id: str, view: View) -> RunFacts:
     from verl_workflow.workflow import read_run
 
-    facts = facts_of(read_run(store, run_id), store.uri)
-    view.show(facts)
-    return facts
+    lost: str | None = None
+    while True:
+        state = read_run(store, run_id)
+        facts = facts_of(state, store.uri)
+        view.show(facts)
+        ended = facts.ended and facts.epoch != ended_epoch
+        if ended or lost is not None:
+            return facts_of(state, store.uri, values=True), None if ended else lost
+        # Once lost, one more look: the driver may have ended the run in between.
+        if (error := driver_error()) is not None:
+            lost = str(error)
+        else:
+            time.sleep(POLL_S)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
