@@ -1,9 +1,10 @@
-"""The driver as a detached Ray actor: outlives whoever started it, comes back when its node is lost."""
+"""The driver as a detached Ray actor: it outlives whoever started it, and comes back when its node is lost."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import secrets
 import socket
 import threading
@@ -11,18 +12,29 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.workflow._attempt import Raised
 from verl_workflow.workflow._driver import Driver
-from verl_workflow.workflow._launch import RayLauncher, describe
-from verl_workflow.workflow._state import TERMINAL_STATES, read_run
+from verl_workflow.workflow._fold import TERMINAL_STATES
+from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._plan import Plan
+from verl_workflow.workflow._state import read_definition, read_run
 
-_PING_S = 15.0
+_ANSWER_S = 30.0
+_LOOK_S = 2.0
+_HEAD_PATIENCE_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverHandle:
-    """A driver that was started: `token` names it in the storage, should it fail."""
+    """A driver that works on a cluster.
+
+    Attributes:
+        token: of this driver alone; what stopped it, if anything but the run's end, is stored under it.
+        actor: the Ray actor's handle.
+    """
 
     store_uri: str
     run_id: str
@@ -30,140 +42,192 @@ class DriverHandle:
     actor: Any
 
 
-class RunActor:
-    """Drives one run in a thread that starts with the actor, so that a restart by Ray is a replay."""
+class RunDriver:
+    """The actor's class. It drives from a thread begun by its constructor, so that a restart by Ray is a replay."""
 
-    def __init__(self, store_uri: str, run_id: str, plan_loader: str, force: bool, token: str) -> None:
-        self._arguments = (store_uri, run_id, plan_loader, force)
-        self._token = token
-        threading.Thread(target=self._drive, name="driver", daemon=True).start()
-
-    def token(self) -> str:
-        return self._token
-
-    def _drive(self) -> None:
+    def __init__(self, store_uri: str, run_id: str, plan_loader: str, token: str, force: bool) -> None:
         import ray
 
-        store_uri, run_id, plan_loader, force = self._arguments
+        self._token = token
+        # Force was meant for the owner of that moment, not for whoever has the run when Ray rebuilds the actor.
+        force = force and not ray.get_runtime_context().was_current_actor_reconstructed
+        self._thread = threading.Thread(
+            target=self._drive, args=(store_uri, run_id, plan_loader, force), name="driver", daemon=True
+        )
+        self._thread.start()
+
+    def token(self) -> str | None:
+        """Of this driver while it works; None when it is about to leave."""
+        return self._token if self._thread.is_alive() else None
+
+    def _drive(self, store_uri: str, run_id: str, plan_loader: str, force: bool) -> None:
+        import ray
+
         store = Store(store_uri)
         try:
-            module, _, function = plan_loader.partition(":")
-            definition = read_run(store, run_id).definition
-            plan = getattr(importlib.import_module(module), function)(definition, store_uri, run_id)
-            Driver(store=store, run_id=run_id, plan=plan, launcher=RayLauncher(), force=force).run()
-        except Exception as error:  # noqa: BLE001 - the boundary of the actor: whoever waits reads it in the storage
-            store.put(f"runs/{run_id}/drivers/{self._token}.json", json.dumps(describe(error)).encode())
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+            plan = _load_plan(store, run_id, plan_loader)
+            Driver(store, run_id, plan, RayLauncher(), force=force).run()
+        except Exception as error:  # noqa: BLE001 - the end of the thread: whoever waits finds it in the storage
+            _log.exception("the driver of run %s has stopped", run_id)
+            self._leave_word(store, run_id, error)
+        finally:
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    def _leave_word(self, store: Store, run_id: str, error: Exception) -> None:
+        facts = {**Raised.of(error).to_json(""), "user": isinstance(error, UserError)}
+        try:
+            store.put(_word_key(run_id, self._token), json.dumps(facts).encode())
+        except VerlWorkflowError:
+            _log.exception("and the storage does not take the reason")
 
 
 def start_driver(
     store_uri: str, run_id: str, plan_loader: str, *, force: bool = False, namespace: str = "verl_workflow"
 ) -> DriverHandle:
-    """Start the run's driver on the connected cluster, or find the one that is at work there.
+    """Start the run's driver on the connected cluster, or find the one that is at work there. Returns before it ends.
+
+    The actor is named ``run:<run_id>``. It leaves the cluster by itself when the run has ended or is lost to another
+    driver; when its node is lost, Ray restarts it, and it takes the run up where the journal ends.
 
     Args:
-        plan_loader: ``module:function``, called as ``function(definition, store_uri, run_id)`` for the `Plan`.
-        force: take the run from an owner that is alive; a driver on this very cluster is replaced.
+        plan_loader: ``module:function``, called in the actor as ``function(definition, store_uri, run_id)`` for
+            a `Plan`.
+        force: take the run even from an owner that shows signs of life, one on this very cluster included.
+
+    Raises:
+        UserError: RUN_UNKNOWN or RUN_ID_INVALID.
+        VerlWorkflowError(CAPACITY): the cluster has not started the driver in time.
     """
     import ray
 
+    read_definition(Store(store_uri), run_id)
     name = f"run:{run_id}"
-    if (found := _alive(name, namespace)) is not None:
-        if not force:
-            return DriverHandle(store_uri=store_uri, run_id=run_id, token=ray.get(found.token.remote()), actor=found)
-        ray.kill(found, no_restart=True)
-        _wait_until_gone(name, namespace)
     token = secrets.token_hex(8)
-    actor = (
-        ray.remote(RunActor)
-        .options(
-            name=name,
-            namespace=namespace,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            max_concurrency=4,
-        )
-        .remote(store_uri, run_id, plan_loader, force, token)
+    remote = ray.remote(RunDriver).options(
+        name=name,
+        namespace=namespace,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=4,
     )
-    return DriverHandle(store_uri=store_uri, run_id=run_id, token=token, actor=actor)
+    deadline = time.monotonic() + 2 * _ANSWER_S
+    while True:
+        actor = remote.remote(store_uri, run_id, plan_loader, token, force)
+        found = _token(actor)
+        if found == token or (found is not None and not force):
+            return DriverHandle(store_uri=store_uri, run_id=run_id, token=found, actor=actor)
+        if time.monotonic() > deadline:
+            raise VerlWorkflowError(
+                ErrorCode.CAPACITY,
+                "the cluster does not start the run's driver",
+                where=run_id,
+                remedy="See whether its nodes have memory left and can import the run's code.",
+                retryable=True,
+            )
+        # On its way out, dead, or to be replaced by force.
+        ray.kill(actor, no_restart=True)
+        _await_gone(name, namespace, deadline)
 
 
 def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
-    """Why the driver stopped without ending the run; None while it works and when it has ended the run.
+    """Why the driver stopped without ending the run; None while it works and when the run has ended.
 
-    The driver's own words when it left any, else that it, or the head of its cluster, is gone.
+    The driver's own words when it left any, else that its actor, or the head of its cluster, is gone. Takes a few
+    seconds when the head does not answer.
     """
     import ray
 
     store = Store(handle.store_uri)
-    if (data := store.get(f"runs/{handle.run_id}/drivers/{handle.token}.json")) is not None:
-        content = json.loads(data)
-        return VerlWorkflowError(
-            ErrorCode(content["code"]),
-            content["what"],
-            where=content["where"],
-            remedy=content["remedy"],
-            retryable=content["retryable"],
-        )
+    if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
+        return _error_from(json.loads(data))
     if not _head_answers():
         return VerlWorkflowError(
             ErrorCode.CLUSTER_UNREACHABLE,
             "the head of the Ray cluster is gone",
             where=handle.run_id,
-            remedy=f"Resume the run on a cluster that works: verl-workflow resume {handle.run_id}.",
+            remedy="Resume the run on a cluster that works.",
             retryable=True,
         )
     try:
-        ray.get(handle.actor.token.remote(), timeout=_PING_S)
+        ray.get(handle.actor.token.remote(), timeout=_LOOK_S)
     except ray.exceptions.ActorDiedError as error:
+        # Its last words may have come in between.
+        if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
+            return _error_from(json.loads(data))
         if read_run(store, handle.run_id).status in TERMINAL_STATES:
             return None
         return VerlWorkflowError(
             ErrorCode.WORKER_LOST,
-            f"the run's driver has died ({str(error).strip().splitlines()[0]})",
+            f"the run's driver has died: {_first_line(error)}",
             where=handle.run_id,
-            remedy=f"Resume the run: verl-workflow resume {handle.run_id}.",
+            remedy="Resume the run.",
             retryable=True,
         )
-    except ray.exceptions.RayError:
-        # Being restarted, or busy: asked again at the next look.
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        # Being restarted: asked again at the next look.
         return None
     return None
 
 
-def _alive(name: str, namespace: str) -> Any:
+def _load_plan(store: Store, run_id: str, plan_loader: str) -> Plan:
+    module, _, function = plan_loader.partition(":")
+    definition = read_definition(store, run_id)["definition"]
+    plan = getattr(importlib.import_module(module), function)(definition, store.uri, run_id)
+    assert isinstance(plan, Plan), f"{plan_loader} returned {type(plan).__name__}"
+    return plan
+
+
+def _token(actor: Any) -> str | None:
+    """Of the driver in `actor`; None when there is none any more, or it does not answer."""
     import ray
 
     try:
-        actor = ray.get_actor(name, namespace=namespace)
-        ray.get(actor.token.remote(), timeout=_PING_S)
-    except (ValueError, ray.exceptions.RayError):
+        token: str | None = ray.get(actor.token.remote(), timeout=_ANSWER_S)
+    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
         return None
-    return actor
+    return token
 
 
-def _wait_until_gone(name: str, namespace: str) -> None:
+def _await_gone(name: str, namespace: str, deadline: float) -> None:
     import ray
 
-    deadline = time.monotonic() + _PING_S
     while time.monotonic() < deadline:
         try:
             ray.get_actor(name, namespace=namespace)
         except ValueError:
             return
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 def _head_answers() -> bool:
+    """Whether the cluster's control service takes connections: Ray ends a process that misses it, without a word."""
     import ray
 
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-    for wait_s in (0.5, 1.0, 0.0):
+    deadline = time.monotonic() + _HEAD_PATIENCE_S
+    while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_PATIENCE_S).close()
         except OSError:
-            time.sleep(wait_s)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
         else:
             return True
-    return False
+
+
+def _error_from(facts: dict[str, Any]) -> VerlWorkflowError:
+    code = ErrorCode(facts["code"])
+    kind = UserError if facts.get("user") else VerlWorkflowError
+    return kind(code, facts["what"], where=facts["where"], remedy=facts["remedy"], retryable=facts["retryable"])
+
+
+def _word_key(run_id: str, token: str) -> str:
+    return f"runs/{run_id}/drivers/{token}.json"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

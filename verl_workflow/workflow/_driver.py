@@ -1,281 +1,364 @@
-"""The single writer of a run: claims it, replays its journal, and executes what is left."""
+"""The one process that moves a run on: claim it, replay its journal, run what is left, write down what came of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
+import logging
+import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import _records as records
-from verl_workflow.workflow._identity import is_dead, this_process
-from verl_workflow.workflow._journal import Journal, fenced
-from verl_workflow.workflow._launch import Launcher
-from verl_workflow.workflow._plan import Plan, Step, StepContext
-from verl_workflow.workflow._state import (
-    FINAL_STATES,
-    STALE_S,
-    RunState,
-    RunStatus,
-    StepStatus,
-    fold,
-    load_value,
-    read_run,
+from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned
+from verl_workflow.workflow._fold import FINAL_STATES, Folded, RunStatus, fold
+from verl_workflow.workflow._heartbeat import (
+    INTERVAL_S,
+    LEASE_S,
+    Heartbeat,
+    known_gone,
+    read_heartbeat,
+    seen_unchanged,
 )
+from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._launch import Launcher
+from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._plan import Plan, Step
+from verl_workflow.workflow._records import (
+    Claimed,
+    Event,
+    RunCancelled,
+    RunFailed,
+    RunSucceeded,
+    StepFailed,
+    StepStarted,
+    StepSucceeded,
+)
+from verl_workflow.workflow._state import RunState, load_value, read_definition, read_run
 
-HEARTBEAT_S = 2.0
-_POLL_S = 0.2
-_LOOK_S = 1.0
+_CACHE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class _Running:
     step: Step
     attempt: int
-    started: float
+    deadline: float | None
+    cache_key: str | None
+    timed_out: bool = False
 
 
-@dataclass(kw_only=True)
 class Driver:
-    """Executes a plan as the run `run_id`, whose definition is stored already.
+    """Runs a plan to its end, or takes it up where another driver left it.
 
-    Guarantees: each step is committed exactly once; it may be executed more than once, never after its commit. Of two
-    drivers the newer commits, and the older raises `FencedError` without having committed anything since.
+    Guarantees: each step is committed exactly once and never executed after its commit; it may be executed more than
+    once before. A driver that has lost the run commits nothing any more.
 
-    Attributes:
-        owner: who this is, as from `this_process`.
-        lease_s: seconds that the owner's heartbeat must stand still before the run is taken from it.
-        force: take the run at once.
+    Args:
+        plan: the same for each driver of a run.
+        owner: who this is, by default the calling process; see `this_process`.
+        force: take the run even from an owner that shows signs of life; that one is fenced and stops.
+        lease_s: how long an owner's heartbeat must be seen unchanged before it is given up.
+        heartbeat_s: between signs of life. poll_s: between looks for requests to cancel and for other drivers.
     """
 
-    store: Store
-    run_id: str
-    plan: Plan
-    launcher: Launcher
-    owner: Mapping[str, Any] = field(default_factory=this_process)
-    lease_s: float = STALE_S
-    force: bool = False
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        plan: Plan,
+        launcher: Launcher,
+        owner: Mapping[str, Any] | None = None,
+        *,
+        force: bool = False,
+        lease_s: float = LEASE_S,
+        heartbeat_s: float = INTERVAL_S,
+        poll_s: float = 0.5,
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._steps = {step.name: step for step in plan.in_order()}
+        self._launcher = launcher
+        self._owner = dict(owner) if owner is not None else this_process()
+        self._force = force
+        self._lease_s = lease_s
+        self._heartbeat_s = heartbeat_s
+        self._poll_s = poll_s
+        self._journal = Journal(store, run_id)
+        self._values: dict[str, Any] = {}
+        self._committed: dict[str, StepSucceeded] = {}
+        self._failures: dict[str, int] = {}
+        self._last_attempt: dict[str, int] = {}
+        self._missing: dict[str, set[str]] = {}
+        self._followers: dict[str, list[str]] = {}
+        # Steps whose inputs are there, with the monotonic time before which they must not start.
+        self._ready: dict[str, float] = {}
+        self._running: dict[Future[Outcome], _Running] = {}
+        self._error: dict[str, Any] | None = None
 
     def run(self) -> RunState:
-        """Drive the run to its end and return what became of it.
+        """Drive the run until it has ended.
+
+        Returns:
+            SUCCEEDED, FAILED or CANCELLED. The error of a failed run is in the state; it is not raised.
 
         Raises:
-            UserError(RUN_OWNED): another driver is alive. FencedError: one has taken over. VerlWorkflowError: the storage
-            failed, or the journal is damaged; the run can be resumed.
+            UserError: RUN_UNKNOWN; RUN_TERMINAL when the run has succeeded or was cancelled; RUN_OWNED when another
+                driver shows signs of life (watching for them takes up to `lease_s`).
+            FencedError: another driver has taken the run; the running steps were stopped.
+            VerlWorkflowError: JOURNAL_DAMAGED; STORAGE when the storage fails. The run can be resumed.
         """
-        self._journal = Journal(self.store, self.run_id)
-        self._journal.read()
-        if fold(self.run_id, self._journal.records).status in FINAL_STATES:
-            return read_run(self.store, self.run_id)
-        self._claim()
-        beating = threading.Event()
-        heart = threading.Thread(target=self._beat, args=(beating,), name="heartbeat", daemon=True)
-        heart.start()
-        try:
-            self._execute()
-        finally:
-            beating.set()
-            heart.join(HEARTBEAT_S)
-        return read_run(self.store, self.run_id)
-
-    # Taking the run
-
-    def _claim(self) -> None:
-        state = fold(self.run_id, self._journal.records)
-        if state.status is RunStatus.RUNNING and not self.force:
-            assert state.owner is not None
-            if not is_dead(state.owner) and dict(state.owner) != dict(self.owner):
-                self._watch(state)
-        self.epoch = self._journal.epoch + 1
-        self._journal.append(records.Claimed, epoch=self.epoch, owner=dict(self.owner))
-
-    def _watch(self, state: RunState) -> None:
-        """Return when the owner has given no sign of life for the lease, by this process's own clock."""
-        key = f"runs/{self.run_id}/heartbeat.json"
-        seen = self.store.get(key)
-        deadline = time.monotonic() + self.lease_s
-        while time.monotonic() < deadline:
-            time.sleep(min(_POLL_S, self.lease_s))
-            if self.store.get(key) != seen or self._journal.read():
-                owner = dict(state.owner or {})
-                raise UserError(
-                    ErrorCode.RUN_OWNED,
-                    "another driver is working on this run",
-                    where=self.run_id,
-                    value=f"pid {owner.get('pid')} on {owner.get('host')}",
-                    remedy="Let it work, cancel the run, or take it over with --force.",
-                )
-
-    def _beat(self, stop: threading.Event) -> None:
-        number = 0
-        while True:
-            number += 1
-            body = {"epoch": self.epoch, "owner": dict(self.owner), "time": time.time(), "n": number}
-            try:
-                self.store.put(f"runs/{self.run_id}/heartbeat.json", json.dumps(body).encode())
-            except VerlWorkflowError:
-                # Missed beats make the run look abandoned, which is the truth if the storage stays away.
-                pass
-            if stop.wait(HEARTBEAT_S):
-                return
-
-    # Doing the steps
-
-    def _execute(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._attempts: dict[str, int] = {}
-        for record in self._journal.records:
-            if isinstance(record, records.StepSucceeded):
-                self._values[record.step] = load_value(self.store, self.run_id, record)
-            if isinstance(record, records.StepStarted):
-                self._attempts[record.step] = max(record.attempt, self._attempts.get(record.step, 0))
-        self._tried: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
-        self._running: dict[Any, _Running] = {}
-        self._failure: Mapping[str, Any] | None = None
-        look = 0.0
-        try:
-            while True:
-                if time.monotonic() >= look:
-                    self._listen()
-                    look = time.monotonic() + _LOOK_S
-                if self._journal.cancel_requested():
-                    self._stop_all()
-                    self._journal.append(records.RunCancelled, epoch=self.epoch)
-                    return
-                if self._failure is None:
-                    self._start_ready()
-                if not self._running and self._finish():
-                    return
-                self._collect()
-        except BaseException:
-            self._stop_all()
-            raise
-
-    def _listen(self) -> None:
-        self._journal.read()
-        if self._journal.epoch > self.epoch:
-            raise fenced(self.run_id, self.epoch, self._journal.epoch)
-
-    def _start_ready(self) -> None:
-        busy = {running.step.name for running in self._running.values()}
-        for step in self.plan.steps:
-            if step.name in self._values or step.name in busy:
-                continue
-            if not all(name in self._values for name in step.after):
-                continue
-            if time.monotonic() < self._not_before.get(step.name, 0.0):
-                continue
-            self._start(step)
-
-    def _start(self, step: Step) -> None:
-        inputs = {name: self._values[name] for name in step.after}
-        attempt = self._attempts.get(step.name, 0) + 1
-        self._attempts[step.name] = attempt
-        self._tried[step.name] = self._tried.get(step.name, 0) + 1
-        self._journal.append(records.StepStarted, epoch=self.epoch, step=step.name, attempt=attempt)
-        try:
-            earlier = self._earlier(step, inputs)
-        except UserError as error:
-            self._fail(step, attempt, error.to_json())
-            return
-        if earlier is not None:
-            value, run_id = earlier
-            self._commit(step, attempt, json.dumps(value).encode(), reused_from=run_id)
-            return
-        context = StepContext(
-            run_id=self.run_id, step=step.name, attempt=attempt, epoch=self.epoch, inputs=inputs, store=self.store
+        read_definition(self._store, self._run_id)
+        folded = self._claim()
+        beat = Heartbeat(
+            self._store, self._run_id, epoch=self._journal.epoch, owner=self._owner, interval_s=self._heartbeat_s
         )
-        handle = self.launcher.start(step, context)
-        self._running[handle] = _Running(step=step, attempt=attempt, started=time.monotonic())
+        with beat:
+            self._replay(folded)
+            try:
+                self._journal.append(self._drive(cancelled=folded.cancel_requested))
+            finally:
+                for future in self._running:
+                    self._launcher.cancel(future)
+        return read_run(self._store, self._run_id)
 
-    def _earlier(self, step: Step, inputs: Mapping[str, Any]) -> tuple[Any, str] | None:
-        """A stored result that can stand in for the step, and the run it is from."""
-        if step.key is None or (data := self.store.get(f"cache/{step.key(inputs)}.json")) is None:
-            return None
+    def _claim(self) -> Folded:
+        """Become the owner; what the journal says then is returned."""
+        self._journal.read()
+        while True:
+            before = fold(self._journal.entries, self._run_id)
+            self._refuse_ended(before)
+            if before.owner is not None and before.status is RunStatus.RUNNING and not self._force:
+                self._await_gone(before, before.owner)
+            if self._journal.claim(Claimed(owner=self._owner, steps=list(self._steps))):
+                return fold(self._journal.entries, self._run_id)
+            self._journal.read()
+            now = fold(self._journal.entries, self._run_id)
+            self._refuse_ended(now)
+            if now.epoch != before.epoch or not self._force:
+                raise self._owned(now.owner or {})
+
+    def _refuse_ended(self, state: Folded) -> None:
+        if state.status in FINAL_STATES:
+            raise UserError(
+                ErrorCode.RUN_TERMINAL,
+                f"the run has ended already: {state.status.value}",
+                where=self._run_id,
+                remedy="Start a new run.",
+            )
+
+    def _await_gone(self, state: Folded, owner: Mapping[str, Any]) -> None:
+        if known_gone(read_heartbeat(self._store, self._run_id), owner, state.epoch):
+            return
+        if not seen_unchanged(self._store, self._run_id, self._lease_s):
+            raise self._owned(owner)
+
+    def _owned(self, owner: Mapping[str, Any]) -> UserError:
+        return UserError(
+            ErrorCode.RUN_OWNED,
+            f"another driver runs it: process {owner.get('pid')} on {owner.get('host')}",
+            where=self._run_id,
+            remedy="Wait for it to end, or take the run from it with --force.",
+        )
+
+    def _replay(self, folded: Folded) -> None:
+        now, clock = time.time(), time.monotonic()
+        for name, step in self._steps.items():
+            known = folded.step(name)
+            self._failures[name] = known.failures
+            self._last_attempt[name] = known.attempts[-1].number if known.attempts else 0
+            self._followers[name] = []
+            if known.committed is not None:
+                self._committed[name] = known.committed
+                continue
+            self._missing[name] = {before for before in step.after if before not in self._committed}
+            for before in self._missing[name]:
+                self._followers[before].append(name)
+            if not self._missing[name]:
+                # Never longer than the pause itself: the clock that wrote it may be ahead.
+                pause = min((known.retry_at or now) - now, step.retry.pause_s(max(known.failures, 1)))
+                self._ready[name] = clock + max(pause, 0.0)
+
+    def _drive(self, *, cancelled: bool) -> Event:
+        """Start, await and settle attempts; returns how the run ends."""
+        next_poll = 0.0
+        cancelling = False
+        while True:
+            if time.monotonic() >= next_poll:
+                self._journal.poll()
+                next_poll = time.monotonic() + self._poll_s
+            if (cancelled or self._journal.cancel_requested) and not cancelling:
+                cancelling = True
+                for future in list(self._running):
+                    self._launcher.cancel(future)
+            if not cancelling and self._error is None:
+                self._start_due()
+            if len(self._committed) == len(self._steps):
+                return RunSucceeded()
+            if not self._running:
+                if cancelling:
+                    return RunCancelled()
+                if self._error is not None:
+                    return RunFailed(error=self._error)
+            self._await(next_poll)
+            for future in [future for future in self._running if future.done()]:
+                self._settle(self._running.pop(future), future.result(), cancelling)
+            self._stop_late()
+
+    def _await(self, next_poll: float) -> None:
+        times = [next_poll, *(running.deadline for running in self._running.values() if running.deadline is not None)]
+        if self._error is None:
+            times.extend(self._ready.values())
+        pause = max(min(times) - time.monotonic(), 0.0)
+        if self._running:
+            wait(self._running, timeout=pause, return_when=FIRST_COMPLETED)
+        else:
+            time.sleep(pause)
+
+    def _start_due(self) -> None:
+        # A step that is taken from an earlier run makes others ready at once.
+        while self._error is None and (due := [name for name, at in self._ready.items() if at <= time.monotonic()]):
+            for name in due:
+                del self._ready[name]
+                self._begin(self._steps[name])
+                if self._error is not None:
+                    return
+
+    def _begin(self, step: Step) -> None:
+        inputs = {name: self._value(name) for name in step.after}
+        try:
+            cache_key = _cache_key(step, inputs)
+        except Exception as error:  # noqa: BLE001 - it ends the step, with its cause in the journal
+            self._fail(step, self._number(step), Raised.of(error), will_retry=False)
+            return
+        if cache_key is not None and self._take_earlier(step, cache_key):
+            return
+        attempt = self._number(step)
+        call = Call(
+            call=step.call,
+            store_uri=self._store.uri,
+            run_id=self._run_id,
+            step=step.name,
+            attempt=attempt,
+            epoch=self._journal.epoch,
+            inputs=inputs,
+        )
+        future = self._launcher.start(step, call)
+        deadline = time.monotonic() + step.timeout_s if step.timeout_s is not None else None
+        self._running[future] = _Running(step=step, attempt=attempt, deadline=deadline, cache_key=cache_key)
+
+    def _number(self, step: Step) -> int:
+        """Open a new attempt in the journal."""
+        attempt = self._last_attempt[step.name] + 1
+        self._journal.append(StepStarted(step=step.name, attempt=attempt))
+        self._last_attempt[step.name] = attempt
+        return attempt
+
+    def _take_earlier(self, step: Step, cache_key: str) -> bool:
+        data = self._store.get(_cache_path(cache_key))
+        if data is None:
+            return False
         try:
             entry = json.loads(data)
-            value, run_id = entry["value"], entry["run_id"]
+            value, run_id = entry["value"], str(entry["run_id"])
             if step.verify is not None:
                 step.verify(value)
-        except (ValueError, KeyError, VerlWorkflowError):
-            # Gone or changed since: it is made again, which is always right.
-            return None
-        return value, run_id
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the step can still run
+            _log.info("step %s runs: the earlier result %s cannot be used: %s", step.name, cache_key, error)
+            return False
+        self._commit(step, 0, json.dumps(value, allow_nan=False).encode(), reused_from=run_id)
+        return True
 
-    def _collect(self) -> None:
-        if not self._running:
-            time.sleep(_POLL_S)
+    def _settle(self, ended: _Running, outcome: Outcome, cancelling: bool) -> None:
+        step = ended.step
+        if isinstance(outcome, Returned):
+            self._commit(step, ended.attempt, outcome.data)
+            if ended.cache_key is not None:
+                entry = {"run_id": self._run_id, "step": step.name, "value": self._values[step.name]}
+                self._store.put(_cache_path(ended.cache_key), json.dumps(entry).encode())
             return
-        for handle, outcome in self.launcher.ended(list(self._running), _POLL_S).items():
-            running = self._running.pop(handle)
-            if outcome.error is not None:
-                self._fail(running.step, running.attempt, outcome.error)
-            else:
-                assert outcome.value is not None
-                self._commit(running.step, running.attempt, outcome.value)
-        for handle, running in list(self._running.items()):
-            limit = running.step.timeout_s
-            if limit is not None and time.monotonic() - running.started > limit:
-                self.launcher.cancel(handle)
-                del self._running[handle]
-                late = VerlWorkflowError(
-                    ErrorCode.STEP_TIMEOUT,
-                    f"the step was stopped after its time limit of {limit:g} s",
-                    where=running.step.name,
-                    remedy="Raise its timeout, or find out what it waits for.",
-                    retryable=True,
-                )
-                self._fail(running.step, running.attempt, late.to_json())
+        if cancelling:
+            # Ended by us; the run's own record says so.
+            return
+        if ended.timed_out:
+            outcome = Raised.of(_timeout(step))
+        failures = self._failures[step.name] + 1
+        again = outcome.retryable and failures < step.retry.attempts and self._error is None
+        self._fail(step, ended.attempt, outcome, will_retry=again)
 
-    def _commit(self, step: Step, attempt: int, value: bytes, *, reused_from: str | None = None) -> None:
-        key = f"runs/{self.run_id}/values/{step.name}-{self.epoch}-{attempt}.json"
-        self.store.put(key, value)
-        self._journal.append(
-            records.StepSucceeded,
-            epoch=self.epoch,
+    def _commit(self, step: Step, attempt: int, data: bytes, *, reused_from: str | None = None) -> None:
+        key = f"runs/{self._run_id}/values/{step.name}-{self._journal.epoch}-{attempt}.json"
+        self._store.put(key, data)
+        event = StepSucceeded(
             step=step.name,
             attempt=attempt,
             value_key=key,
-            sha256=hashlib.sha256(value).hexdigest(),
+            sha256=hashlib.sha256(data).hexdigest(),
             reused_from=reused_from,
         )
-        self._values[step.name] = json.loads(value)
-        if step.key is not None and reused_from is None:
-            entry = {"run_id": self.run_id, "step": step.name, "value": self._values[step.name]}
-            inputs = {name: self._values[name] for name in step.after}
-            self.store.put(f"cache/{step.key(inputs)}.json", json.dumps(entry).encode())
+        self._journal.append(event)
+        self._committed[step.name] = event
+        self._values[step.name] = json.loads(data)
+        del self._missing[step.name]
+        for name in self._followers[step.name]:
+            self._missing[name].discard(step.name)
+            if not self._missing[name]:
+                self._ready[name] = 0.0
 
-    def _fail(self, step: Step, attempt: int, error: Mapping[str, Any]) -> None:
-        tried = self._tried[step.name]
-        retry = bool(error.get("retryable")) and tried < step.retry.attempts and self._failure is None
+    def _fail(self, step: Step, attempt: int, outcome: Raised, *, will_retry: bool) -> None:
+        self._failures[step.name] += 1
+        pause = step.retry.pause_s(self._failures[step.name]) if will_retry else 0.0
+        error = outcome.to_json(step.name)
         self._journal.append(
-            records.StepFailed, epoch=self.epoch, step=step.name, attempt=attempt, error=dict(error), will_retry=retry
+            StepFailed(step=step.name, attempt=attempt, error=error, will_retry=will_retry, retry_in_s=pause)
         )
-        if retry:
-            self._not_before[step.name] = time.monotonic() + step.retry.wait_s(tried)
-        elif self._failure is None:
-            self._failure = {**error, "step": step.name}
+        _log.warning("attempt %d of step %s failed: %s", attempt, step.name, error["message"])
+        if will_retry:
+            self._ready[step.name] = time.monotonic() + pause
+        elif self._error is None:
+            self._error = error
 
-    def _finish(self) -> bool:
-        """End the run when there is nothing left to do; True when it has ended."""
-        if self._failure is not None:
-            self._journal.append(records.RunFailed, epoch=self.epoch, error=dict(self._failure))
-            return True
-        if all(step.name in self._values for step in self.plan.steps):
-            self._journal.append(records.RunSucceeded, epoch=self.epoch)
-            return True
-        return False
+    def _stop_late(self) -> None:
+        for future, running in self._running.items():
+            if running.deadline is not None and time.monotonic() >= running.deadline:
+                running.timed_out, running.deadline = True, None
+                self._launcher.cancel(future)
 
-    def _stop_all(self) -> None:
-        for handle in self._running:
-            self.launcher.cancel(handle)
-        self._running = {}
+    def _value(self, name: str) -> Any:
+        if name not in self._values:
+            self._values[name] = load_value(self._store, self._committed[name])
+        return self._values[name]
 
 
-__all__ = ["Driver", "FencedError", "StepStatus"]
+def _cache_key(step: Step, inputs: Mapping[str, Any]) -> str | None:
+    if step.key is None:
+        return None
+    key = step.key(inputs)
+    if _CACHE_KEY.fullmatch(key) is None or ".." in key:
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            "this cannot name an earlier result",
+            where=f"{step.name}.key",
+            value=key,
+            remedy="Return letters, digits, '.', '-' and '_', 200 at most; a hexadecimal digest will do.",
+        )
+    return key
+
+
+def _cache_path(key: str) -> str:
+    return f"cache/{key}.json"
+
+
+def _timeout(step: Step) -> VerlWorkflowError:
+    return VerlWorkflowError(
+        ErrorCode.STEP_TIMEOUT,
+        f"the attempt took longer than {step.timeout_s:g} s and was stopped",
+        where=step.name,
+        remedy="Raise the step's timeout, or find out what it waits for.",
+        retryable=True,
+    )

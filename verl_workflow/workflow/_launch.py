@@ -1,128 +1,118 @@
-"""Where steps are executed: threads of this process, or Ray workers."""
+"""Where attempts run: in threads of this process, or as Ray tasks."""
 
 from __future__ import annotations
 
-import json
 import threading
-import traceback
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
-from verl_workflow.workflow._plan import Step, StepContext
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How an attempt ended: `value`, the JSON bytes it returned, or `error`, what it raised as JSON."""
-
-    value: bytes | None = None
-    error: Mapping[str, Any] | None = None
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.workflow._attempt import Call, Outcome, Raised, execute
+from verl_workflow.workflow._plan import Step
 
 
 class Launcher(Protocol):
-    """Starts attempts and tells how they ended. Handles are opaque and hashable."""
+    """Starts and stops attempts. Every future ends with an Outcome; none raises."""
 
-    def start(self, step: Step, context: StepContext) -> Any: ...
-
-    def ended(self, handles: Sequence[Any], timeout_s: float) -> dict[Any, Outcome]:
-        """Those of `handles` that have ended, after at most `timeout_s` seconds of waiting for the first."""
+    def start(self, step: Step, call: Call) -> Future[Outcome]:
+        """Begin an attempt and return at once."""
         ...
 
-    def cancel(self, handle: Any) -> None:
-        """Stop the attempt, by force; its outcome no longer matters."""
+    def cancel(self, future: Future[Outcome]) -> None:
+        """End the attempt if it still runs; its future then ends with a Raised."""
         ...
-
-
-def execute(step: Step, context: StepContext) -> Outcome:
-    """Run one attempt here, and turn whatever it raises into an outcome."""
-    try:
-        value = step.call(context)
-    except Exception as error:  # noqa: BLE001 - the boundary of user code: everything goes into the journal
-        return Outcome(error=describe(error))
-    try:
-        return Outcome(value=json.dumps(value, allow_nan=False).encode())
-    except (TypeError, ValueError) as error:
-        what = f"the step returned what JSON cannot hold: {error}"
-        return Outcome(error=UserError(ErrorCode.SPEC_INVALID, what, where=step.name).to_json())
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as JSON: code, message, whether a new attempt makes sense, and the traceback."""
-    trace = "".join(traceback.format_exception(error))[-20_000:]
-    if isinstance(error, VerlWorkflowError):
-        retryable = error.retryable and not isinstance(error, UserError)
-        return {**error.to_json(), "retryable": retryable, "traceback": trace}
-    unknown = VerlWorkflowError(ErrorCode.STEP_FAILED, f"{type(error).__name__}: {error}", retryable=True)
-    return {**unknown.to_json(), "traceback": trace}
 
 
 class InlineLauncher:
-    """Threads of this process: for tests and light steps. A cancelled attempt runs on, and is forgotten."""
+    """Each attempt in a thread of this process. A cancelled one is let go: its thread runs on, unheeded."""
 
-    def start(self, step: Step, context: StepContext) -> Future[Outcome]:
+    def start(self, step: Step, call: Call) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-
-        def body() -> None:
-            outcome = execute(step, context)
-            if not future.cancelled():
-                future.set_result(outcome)
-
-        threading.Thread(target=body, name=f"step-{step.name}", daemon=True).start()
+        name = f"{call.run_id}:{call.step}:{call.attempt}"
+        threading.Thread(target=lambda: _resolve(future, execute(call)), name=name, daemon=True).start()
         return future
 
-    def ended(self, handles: Sequence[Future[Outcome]], timeout_s: float) -> dict[Any, Outcome]:
-        done, _ = wait(handles, timeout=timeout_s, return_when=FIRST_COMPLETED)
-        return {future: future.result() for future in done}
-
-    def cancel(self, handle: Future[Outcome]) -> None:
-        handle.cancel()
+    def cancel(self, future: Future[Outcome]) -> None:
+        _resolve(future, _stopped())
 
 
 class RayLauncher:
-    """One Ray task an attempt, without Ray's own retries. Its worker dies with the driver that owns it."""
+    """Each attempt as a Ray task owned by this process, with which it dies. Needs Ray to be initialised.
 
-    def start(self, step: Step, context: StepContext) -> Any:
+    Ray itself retries nothing: each attempt is one that the journal knows of. A cancelled attempt's worker is killed.
+    """
+
+    def __init__(self) -> None:
         import ray
 
-        task = ray.remote(execute).options(
-            name=f"{context.run_id}/{step.name}#{context.attempt}",
+        self._execute = ray.remote(execute)
+        self._refs: dict[Future[Outcome], Any] = {}
+
+    def start(self, step: Step, call: Call) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        task = self._execute.options(
+            name=f"{call.run_id}:{call.step}:{call.attempt}",
             num_cpus=step.num_cpus,
             num_gpus=step.num_gpus,
             max_retries=0,
         )
-        return task.remote(step, context)
-
-    def ended(self, handles: Sequence[Any], timeout_s: float) -> dict[Any, Outcome]:
-        import ray
-
-        ready, _ = ray.wait(list(handles), num_returns=len(handles), timeout=0)
-        if not ready:
-            ready, _ = ray.wait(list(handles), num_returns=1, timeout=timeout_s)
-        return {handle: self._outcome(handle) for handle in ready}
-
-    def cancel(self, handle: Any) -> None:
-        import ray
-
-        ray.cancel(handle, force=True)
-
-    def _outcome(self, handle: Any) -> Outcome:
-        import ray
-
         try:
-            outcome = ray.get(handle)
-        except ray.exceptions.RayTaskError as error:
-            # `execute` lets nothing through: what comes here could not even be loaded in the worker.
-            return Outcome(error=describe(error))
-        except ray.exceptions.RayError as error:
-            lost = VerlWorkflowError(
-                ErrorCode.WORKER_LOST,
-                f"the worker was lost ({type(error).__name__}: {str(error).strip().splitlines()[0]})",
-                remedy="It was killed, ran out of memory, or its node is gone; see Ray's logs for which.",
-                retryable=True,
-            )
-            return Outcome(error=lost.to_json())
-        assert isinstance(outcome, Outcome)
-        return outcome
+            ref = task.remote(call)
+        except (TypeError, ValueError) as error:
+            # Ray's words for a function that cannot be pickled.
+            _resolve(future, Raised.of(_unsendable(call.step, error)))
+            return future
+        self._refs[future] = ref
+        ref.future().add_done_callback(lambda done: self._ended(future, done))
+        return future
+
+    def cancel(self, future: Future[Outcome]) -> None:
+        import ray
+
+        ref = self._refs.get(future)
+        if ref is not None and not future.done():
+            ray.cancel(ref, force=True)
+
+    def _ended(self, future: Future[Outcome], done: Future[Outcome]) -> None:
+        self._refs.pop(future, None)
+        error = done.exception()
+        _resolve(future, done.result() if error is None else _ray_failure(error))
+
+
+def _resolve(future: Future[Outcome], outcome: Outcome) -> None:
+    try:
+        future.set_result(outcome)
+    except InvalidStateError:
+        # Finished while it was being cancelled: whichever came first counts.
+        return
+
+
+def _stopped() -> Raised:
+    return Raised.of(VerlWorkflowError(ErrorCode.CANCELLED, "the attempt was stopped", retryable=True))
+
+
+def _ray_failure(error: BaseException) -> Raised:
+    from ray.exceptions import OutOfMemoryError, TaskCancelledError
+
+    if isinstance(error, TaskCancelledError):
+        return _stopped()
+    remedy = ""
+    if isinstance(error, OutOfMemoryError):
+        remedy = "Ray's memory monitor ended it: lower its memory need, or run less at a time on the node."
+    return Raised.of(
+        VerlWorkflowError(
+            ErrorCode.WORKER_LOST,
+            f"the process of the step was lost: {type(error).__name__}: {error}",
+            remedy=remedy,
+            retryable=True,
+        )
+    )
+
+
+def _unsendable(step: str, error: Exception) -> VerlWorkflowError:
+    return VerlWorkflowError(
+        ErrorCode.STEP_FAILED,
+        f"the step cannot be sent to a worker: {error}",
+        where=step,
+        remedy="Make its function and what it refers to picklable.",
+    )

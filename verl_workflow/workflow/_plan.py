@@ -1,39 +1,50 @@
-"""A static graph of named steps: what a driver executes."""
+"""What a run executes: named steps, what each waits for, and how often it is tried."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+import difflib
+import heapq
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
-from verl_workflow.storage import Store
+from verl_workflow.errors import ErrorCode, UserError
 
-_REPORT_EVERY_S = 1.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Attributes: attempts in all for each driver that takes the run; backoff_s before the second, doubled each time."""
+    """How often a step is tried before the run fails.
+
+    Attributes:
+        attempts: in all, at least 1. Attempts whose driver was lost do not count.
+        backoff_s: seconds before the second attempt; doubled for each further one, up to five minutes.
+    """
 
     attempts: int = 3
     backoff_s: float = 2.0
 
-    def wait_s(self, attempt: int) -> float:
-        """Seconds to wait after the attempt of that ordinal (from 1) has failed; a minute at most."""
-        return float(min(60.0, self.backoff_s * 2 ** (attempt - 1)))
+    def __post_init__(self) -> None:
+        assert self.attempts >= 1
+        assert self.backoff_s >= 0
+
+    def pause_s(self, failures: int) -> float:
+        """Seconds to wait after so many failures."""
+        return min(self.backoff_s * 2.0 ** min(failures - 1, 30), _LONGEST_PAUSE_S)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """Handed to a step: who it is and the values of the steps it comes after.
+    """One attempt at one step, as the step's function sees it.
 
     Attributes:
-        attempt: 1, 2, ... over the whole run, never used twice.
-        epoch: of the driver that started it.
+        attempt: 1, 2, ... over the whole run, takeovers included; never given twice.
+        epoch: of the driver that started it: side effects outside the journal carry it, so that a late writer is told.
+        inputs: values of the steps in `Step.after`, by name.
+        report: shows progress when called with small JSON facts; written at most once a second, best effort.
     """
 
     run_id: str
@@ -41,41 +52,28 @@ class StepContext:
     attempt: int
     epoch: int
     inputs: Mapping[str, Any]
-    store: Store
-    _reported: float = field(default=float("-inf"), repr=False)
-    _phase: Any = field(default=None, repr=False)
-
-    def report(self, facts: Mapping[str, Any]) -> None:
-        """Show progress: small JSON. At most one a second is written, a change of `phase` at once; losing one is no error."""
-        now = time.monotonic()
-        if now - self._reported < _REPORT_EVERY_S and facts.get("phase") == self._phase:
-            return
-        self._reported, self._phase = now, facts.get("phase")
-        body = {**facts, "attempt": self.attempt, "time": time.time()}
-        try:
-            self.store.put(f"runs/{self.run_id}/progress/{self.step}.json", json.dumps(body).encode())
-        except VerlWorkflowError:
-            # Progress is for the eye: a full disk or a lost network shows where it matters, at the commit.
-            return
+    report: Callable[[Mapping[str, Any]], None] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One node.
+    """A named piece of work, executed at least once and committed exactly once.
 
     Attributes:
-        call: picklable; given a `StepContext`, returns JSON. May run more than once; is committed once.
-        after: names of steps whose values it is given.
-        timeout_s: from start to end of an attempt; None is no limit.
-        num_cpus, num_gpus: logical resources held while it runs.
-        key: given the inputs, the identity of the result over runs; None means that results are never re-used.
-        verify: given a stored result, raises VerlWorkflowError unless it can still be used.
+        name: identifies the step over restarts; 1 to 100 letters, digits, dots, dashes and underscores.
+        call: gets a StepContext and returns plain JSON; crosses processes by cloudpickle.
+        after: steps that must have succeeded before; their values are the inputs.
+        timeout_s: for one attempt, from its launch, waiting for resources included; None for no limit.
+        num_cpus, num_gpus: reserved on the cluster while the step runs.
+        key: from inputs to a name for the result, the same in all runs that would get the same result; an earlier
+            result of that name is taken. None: the step runs in each run.
+        verify: raises when an earlier value is no longer usable; the step then runs.
     """
 
     name: str
     call: Callable[[StepContext], Any]
     after: tuple[str, ...] = ()
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_s: float | None = None
     num_cpus: float = 0.0
     num_gpus: float = 0.0
@@ -85,38 +83,52 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Steps with unique names whose edges form no cycle. Raises UserError(SPEC_INVALID) otherwise."""
+    """Steps in any order.
+
+    Raises:
+        UserError(SPEC_INVALID): a name is not usable or not unique, `after` names no step, or steps wait for one
+            another.
+    """
 
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
-        names = [step.name for step in self.steps]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(ErrorCode.SPEC_INVALID, "two steps have one name", value=name, remedy="Rename one.")
+        names: set[str] = set()
+        for step in self.steps:
+            if _NAME.fullmatch(step.name) is None or ".." in step.name:
+                raise _invalid(step.name, "this cannot be the name of a step", "Use letters, digits, '.', '-' and '_'.")
+            if step.name in names:
+                raise _invalid(step.name, "two steps have this name", "Rename one of them.")
+            names.add(step.name)
         for step in self.steps:
             for name in step.after:
                 if name not in names:
-                    raise UserError(
-                        ErrorCode.SPEC_INVALID,
-                        "a step comes after one that is not in the plan",
-                        where=step.name,
-                        value=name,
-                        remedy=f"The plan has {', '.join(names)}.",
-                    )
-        try:
-            self._order()
-        except CycleError as error:
-            raise UserError(
-                ErrorCode.SPEC_INVALID,
-                f"the steps wait for each other: {' -> '.join(error.args[1])}",
-                remedy="Take one of these edges out.",
-            ) from error
+                    close = difflib.get_close_matches(name, names, n=1)
+                    hint = f"Did you mean {close[0]}?" if close else f"The steps are: {', '.join(sorted(names))}."
+                    raise _invalid(step.name, f"the step is to run after {name!r}, which does not exist", hint)
+        ordered = {step.name for step in self.in_order()}
+        if len(ordered) < len(self.steps):
+            stuck = ", ".join(step.name for step in self.steps if step.name not in ordered)
+            raise _invalid(stuck, "these steps wait for each other", "Remove one of the references.")
 
-    def in_order(self) -> Iterator[Step]:
-        """All steps, each after those it depends on, otherwise as they were given."""
-        steps = {step.name: step for step in self.steps}
-        return (steps[name] for name in self._order())
+    def in_order(self) -> list[Step]:
+        """The steps, each behind all it waits for, otherwise as they were given."""
+        followers: dict[str, list[int]] = {step.name: [] for step in self.steps}
+        missing = [len(set(step.after)) for step in self.steps]
+        for number, step in enumerate(self.steps):
+            for name in set(step.after):
+                followers[name].append(number)
+        ready = [number for number, count in enumerate(missing) if count == 0]
+        found = []
+        while ready:
+            step = self.steps[heapq.heappop(ready)]
+            found.append(step)
+            for number in followers[step.name]:
+                missing[number] -= 1
+                if missing[number] == 0:
+                    heapq.heappush(ready, number)
+        return found
 
-    def _order(self) -> list[str]:
-        return list(TopologicalSorter({step.name: step.after for step in self.steps}).static_order())
+
+def _invalid(where: str, what: str, remedy: str) -> UserError:
+    return UserError(ErrorCode.SPEC_INVALID, what, where=where, remedy=remedy)

@@ -1,49 +1,54 @@
-"""What a journal holds: one frozen dataclass a kind of record."""
+"""What a journal is made of: one entry a file, each with a sequence number, the writer's epoch, and an event."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
-    """Attributes: seq, its place in the log from 0; epoch of its writer, 0 for a bystander; time in Unix seconds."""
+class Event:
+    """Base of all events. `KIND` is what the file says."""
 
-    kind: ClassVar[str]
-    seq: int
-    epoch: int
-    time: float
-
-    def to_bytes(self) -> bytes:
-        return json.dumps({"kind": self.kind, **asdict(self)}, sort_keys=True).encode()
+    KIND: ClassVar[str] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claimed(Record):
-    """A driver has taken the run; every record of an older epoch after this one is refused."""
+class Claimed(Event):
+    """A driver has taken the run; the entry's epoch is the new one.
 
-    kind: ClassVar[str] = "claimed"
-    owner: Mapping[str, Any]
+    Attributes:
+        owner: the driver's process, see `this_process`. steps: names of the plan's steps, in order.
+    """
+
+    KIND = "claimed"
+    owner: dict[str, Any]
+    steps: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepStarted(Record):
-    kind: ClassVar[str] = "step_started"
+class StepStarted(Event):
+    """Written before the attempt is launched, so that its number is never given twice."""
+
+    KIND = "step_started"
     step: str
     attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSucceeded(Record):
-    """Attributes: value_key, where the value lies, complete before this record; sha256 of its bytes; reused_from, the
-    run whose result was taken, if one was."""
+class StepSucceeded(Event):
+    """The step's one commit. The value lies complete at `value_key`.
 
-    kind: ClassVar[str] = "step_succeeded"
+    Attributes:
+        attempt: 0 when the value was taken from an earlier run. reused_from: id of that run.
+    """
+
+    KIND = "step_succeeded"
     step: str
     attempt: int
     value_key: str
@@ -52,55 +57,126 @@ class StepSucceeded(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFailed(Record):
-    kind: ClassVar[str] = "step_failed"
+class StepFailed(Event):
+    """An attempt has ended without a value.
+
+    Attributes:
+        error: see `VerlWorkflowError.to_json`; may hold a ``traceback``.
+        will_retry: whether another attempt follows. retry_in_s: after how many seconds, at the earliest.
+    """
+
+    KIND = "step_failed"
     step: str
     attempt: int
-    error: Mapping[str, Any]
+    error: dict[str, Any]
     will_retry: bool
+    retry_in_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSucceeded(Record):
-    kind: ClassVar[str] = "run_succeeded"
+class RunSucceeded(Event):
+    KIND = "run_succeeded"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFailed(Record):
-    kind: ClassVar[str] = "run_failed"
-    error: Mapping[str, Any]
+class RunFailed(Event):
+    """Ends the run until it is resumed. `error` is that of the first step that failed for good."""
+
+    KIND = "run_failed"
+    error: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CancelRequested(Record):
-    """Written by anyone, at any time before the run has ended."""
+class CancelRequested(Event):
+    """Written by anybody: the one event that does not come from the run's owner."""
 
-    kind: ClassVar[str] = "cancel_requested"
+    KIND = "cancel_requested"
+    by: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunCancelled(Record):
-    kind: ClassVar[str] = "run_cancelled"
+class RunCancelled(Event):
+    KIND = "run_cancelled"
 
 
-_KINDS: dict[str, type[Record]] = {
-    cls.kind: cls
-    for cls in (Claimed, StepStarted, StepSucceeded, StepFailed, RunSucceeded, RunFailed, CancelRequested, RunCancelled)
+_KINDS: dict[str, type[Event]] = {
+    event.KIND: event
+    for event in (
+        Claimed,
+        StepStarted,
+        StepSucceeded,
+        StepFailed,
+        RunSucceeded,
+        RunFailed,
+        CancelRequested,
+        RunCancelled,
+    )
+}
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "dict[str, Any]": (dict,),
+    "list[str]": (list,),
 }
 
 
-def parse(key: str, data: bytes) -> Record:
-    """The record in `data`. Raises VerlWorkflowError(JOURNAL_DAMAGED) when it is not one."""
-    try:
-        content = json.loads(data)
-        cls = _KINDS[content.pop("kind")]
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in content.items() if name in known})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise VerlWorkflowError(
-            ErrorCode.JOURNAL_DAMAGED,
-            f"the journal record cannot be read ({type(error).__name__}: {error})",
-            where=key,
-            value=data[:60],
-            remedy="Restore this file from a backup of the storage; other runs are not affected.",
-        ) from error
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One journal file.
+
+    Attributes:
+        seq: 0, 1, ... without gaps. epoch: of the writer, 0 before the first claim.
+        time: seconds since 1970; never less than that of the entry before, whatever the writers' clocks say.
+    """
+
+    seq: int
+    epoch: int
+    time: float
+    event: Event
+
+    def to_bytes(self) -> bytes:
+        head = {"kind": self.event.KIND, "seq": self.seq, "epoch": self.epoch, "time": self.time}
+        return json.dumps({**head, **dataclasses.asdict(self.event)}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, key: str, seq: int) -> Entry:
+        """Raises VerlWorkflowError(JOURNAL_DAMAGED) that names `key` unless this is a whole entry numbered `seq`."""
+        try:
+            fields = json.loads(data)
+        except ValueError as error:
+            raise damaged(key, f"it is not JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise damaged(key, "it is not a JSON object")
+        kind = _KINDS.get(str(fields.get("kind")))
+        if kind is None:
+            raise damaged(key, f"its kind {fields.get('kind')!r} is not known to this version")
+        head = {name: _typed(fields, name, "int", key) for name in ("seq", "epoch")}
+        if head["seq"] != seq:
+            raise damaged(key, f"it says to be number {head['seq']}")
+        body = {
+            field.name: _typed(fields, field.name, str(field.type), key)
+            for field in dataclasses.fields(kind)
+            if field.name in fields or field.default is dataclasses.MISSING
+        }
+        return cls(**head, time=float(_typed(fields, "time", "float", key)), event=kind(**body))
+
+
+def _typed(fields: Mapping[str, Any], name: str, wanted: str, key: str) -> Any:
+    value = fields.get(name)
+    types = _JSON_TYPES[wanted]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        raise damaged(key, f"its {name} is {value!r}, not {wanted}")
+    return value
+
+
+def damaged(key: str, why: str) -> VerlWorkflowError:
+    """The error for journal or value files that are not as they were written."""
+    return VerlWorkflowError(
+        ErrorCode.JOURNAL_DAMAGED,
+        f"the run's record is damaged: {why}",
+        where=key,
+        remedy="Restore this file from a backup of the storage, or start a new run; other runs are not affected.",
+    )

@@ -1,81 +1,81 @@
-"""What a run has come to: the fold over its journal, readable by anyone with access to the storage."""
+"""Runs as anybody can read them from the storage, with or without Ray."""
 
 from __future__ import annotations
 
 import difflib
-import enum
 import hashlib
 import json
+import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import _records as records
-from verl_workflow.workflow._identity import check_run_id, is_dead
+from verl_workflow.workflow._fold import (
+    TERMINAL_STATES,
+    Attempt,
+    Folded,
+    FoldedStep,
+    RunStatus,
+    StepStatus,
+    fold,
+)
+from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
 from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, damaged
 
-# A heartbeat is written every 2 s; a pause of this many seconds makes the run resumable.
-STALE_S = 15.0
-
-
-class RunStatus(str, enum.Enum):
-    """PENDING: defined, never claimed. RESUMABLE: not finished, and nobody runs it. FAILED runs can be resumed."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    RESUMABLE = "resumable"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    DAMAGED = "damaged"
-
-
-class StepStatus(str, enum.Enum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-# Nobody works on such a run, and nobody will unless it is resumed.
-TERMINAL_STATES = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED})
-# These cannot be resumed either.
-FINAL_STATES = frozenset({RunStatus.SUCCEEDED, RunStatus.CANCELLED})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One execution of a step. Times are Unix seconds; `ended_at` is None while it runs or when its driver died."""
-
-    number: int
-    epoch: int
-    started_at: float
-    ended_at: float | None = None
-    status: StepStatus = StepStatus.RUNNING
-    error: Mapping[str, Any] | None = None
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepState:
-    """Attributes: value, what the step returned, once it has succeeded; progress, the facts it reported last;
-    reused_from, the run whose result was taken instead of an execution."""
+    """One step of a run.
+
+    Attributes:
+        attempts: oldest first; empty for a step that has not started or whose value was re-used.
+        progress: what the latest attempt last reported, None when it said nothing.
+        reused_from: id of the run whose value stands in, None when the step ran here.
+    """
 
     name: str
-    status: StepStatus = StepStatus.WAITING
+    status: StepStatus
     attempts: tuple[Attempt, ...] = ()
-    value: Any = None
     progress: Mapping[str, Any] | None = None
     reused_from: str | None = None
+    committed: StepSucceeded | None = field(default=None, repr=False)
+    store: Store | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def value(self) -> Any:
+        """What the step returned, read from the storage when first asked for; None unless it has succeeded.
+
+        Raises:
+            VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded.
+        """
+        if self.committed is None:
+            return None
+        assert self.store is not None
+        return load_value(self.store, self.committed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Attributes: epoch, of the newest driver; owner, that driver; times are Unix seconds; heartbeat_age_s, seconds since
-    its last sign of life by this host's clock; error, what ended a failed run; definition, as it was stored."""
+    """A run as its journal and heartbeat tell it. All times are seconds since 1970.
+
+    Attributes:
+        epoch: 0 until a driver has claimed the run; one more for each claim.
+        owner: the last driver's process: ``host``, ``pid`` and more; None before the first claim.
+        ended_at: None unless the status is terminal.
+        steps: by name, in the plan's order; empty before the first claim.
+        error: why the run failed; `VerlWorkflowError.to_json`.
+        heartbeat_age_s: since the driver's last sign of life, by this machine's clock; None when there was none.
+        cancel_requested: somebody has asked the run to stop, and its driver may not have done so yet.
+        definition: as given to `create_run`.
+    """
 
     run_id: str
     status: RunStatus
@@ -86,102 +86,34 @@ class RunState:
     ended_at: float | None = None
     steps: Mapping[str, StepState] = field(default_factory=dict)
     error: Mapping[str, Any] | None = None
-    cancel_requested: bool = False
     heartbeat_age_s: float | None = None
+    cancel_requested: bool = False
     definition: Mapping[str, Any] = field(default_factory=dict)
 
 
-def fold(run_id: str, log: Iterable[records.Record]) -> RunState:
-    """The state after `log`: values and liveness left out. Pure."""
-    state = RunState(run_id=run_id, status=RunStatus.PENDING)
-    steps: dict[str, StepState] = {}
-    for record in log:
-        state = replace(state, created_at=state.created_at or record.time, updated_at=record.time)
-        if isinstance(record, records.Claimed):
-            steps = {name: _interrupted(step) for name, step in steps.items()}
-            state = replace(
-                state,
-                status=RunStatus.RUNNING,
-                epoch=record.epoch,
-                owner=record.owner,
-                ended_at=None,
-                error=None,
-            )
-        elif isinstance(record, records.StepStarted):
-            step = steps.get(record.step, StepState(name=record.step))
-            attempt = Attempt(number=record.attempt, epoch=record.epoch, started_at=record.time)
-            steps[record.step] = replace(step, status=StepStatus.RUNNING, attempts=(*step.attempts, attempt))
-        elif isinstance(record, records.StepSucceeded):
-            step = steps.get(record.step, StepState(name=record.step))
-            steps[record.step] = replace(
-                _ended(step, record, StepStatus.SUCCEEDED, None), reused_from=record.reused_from
-            )
-        elif isinstance(record, records.StepFailed):
-            step = _ended(steps[record.step], record, StepStatus.FAILED, record.error)
-            steps[record.step] = replace(step, status=StepStatus.WAITING) if record.will_retry else step
-        elif isinstance(record, records.CancelRequested):
-            state = replace(state, cancel_requested=True)
-        elif isinstance(record, records.RunSucceeded):
-            state = replace(state, status=RunStatus.SUCCEEDED, ended_at=record.time)
-        elif isinstance(record, records.RunFailed):
-            state = replace(state, status=RunStatus.FAILED, ended_at=record.time, error=record.error)
-        elif isinstance(record, records.RunCancelled):
-            steps = {
-                name: replace(step, status=StepStatus.CANCELLED) if step.status is not StepStatus.SUCCEEDED else step
-                for name, step in steps.items()
-            }
-            state = replace(state, status=RunStatus.CANCELLED, ended_at=record.time)
-    return replace(state, steps=steps)
-
-
-def read_run(store: Store, run_id: str) -> RunState:
-    """The run as it is now: values loaded and checked against their digests, progress and liveness added.
-
-    Raises:
-        UserError(RUN_UNKNOWN): there is no such run; RUN_ID_INVALID: there cannot be.
-        VerlWorkflowError(JOURNAL_DAMAGED): a record or a value is not what was written.
-    """
-    check_run_id(run_id)
-    definition = store.get(f"runs/{run_id}/definition.json")
-    if definition is None:
-        raise _unknown(store, run_id)
-    journal = Journal(store, run_id)
-    journal.read()
-    state = fold(run_id, journal.records)
-    values = {
-        record.step: load_value(store, run_id, record)
-        for record in journal.records
-        if isinstance(record, records.StepSucceeded)
-    }
-    steps = {
-        name: replace(step, value=values.get(name), progress=_json(store.get(f"runs/{run_id}/progress/{name}.json")))
-        for name, step in state.steps.items()
-    }
-    heartbeat = _json(store.get(f"runs/{run_id}/heartbeat.json"))
-    age = max(0.0, time.time() - heartbeat["time"]) if heartbeat else None
-    if state.status is RunStatus.RUNNING and _is_abandoned(state, heartbeat, age):
-        state = replace(state, status=RunStatus.RESUMABLE)
-    return replace(state, steps=steps, heartbeat_age_s=age, definition=json.loads(definition))
-
-
-def list_runs(store: Store) -> list[RunState]:
-    """All runs, oldest first. One that is damaged is listed as such, with its error, and hides no other."""
-    found = []
-    for run_id in store.folders("runs"):
-        try:
-            found.append(read_run(store, run_id))
-        except UserError:
-            # A folder without a definition: a run that was never recorded.
-            continue
-        except VerlWorkflowError as error:
-            found.append(RunState(run_id=run_id, status=RunStatus.DAMAGED, error=error.to_json()))
-    return sorted(found, key=lambda state: (state.created_at or 0.0, state.run_id))
+def check_run_id(run_id: str) -> None:
+    """Raise UserError(RUN_ID_INVALID) unless the id is 1 to 100 letters, digits, dots, dashes and underscores."""
+    if _RUN_ID.fullmatch(run_id) is None or ".." in run_id:
+        raise UserError(
+            ErrorCode.RUN_ID_INVALID,
+            "this cannot be the id of a run",
+            value=run_id,
+            remedy="Use 1 to 100 letters, digits, '.', '-' and '_', beginning with a letter or digit, without '..'.",
+        )
 
 
 def create_run(store: Store, run_id: str, definition: Mapping[str, Any]) -> None:
-    """Record what the run is. Raises UserError(RUN_EXISTS) when the id is taken, RUN_ID_INVALID when it cannot be one."""
+    """Record a new run; it is PENDING until a driver takes it.
+
+    Args:
+        definition: plain JSON, never changed afterwards.
+
+    Raises:
+        UserError: RUN_ID_INVALID, or RUN_EXISTS. Nothing has been written.
+    """
     check_run_id(run_id)
-    if not store.create(f"runs/{run_id}/definition.json", json.dumps(definition, indent=1).encode()):
+    stored = {"format": 1, "run_id": run_id, "created_at": time.time(), "definition": definition}
+    if not store.create(_definition_key(run_id), json.dumps(stored, allow_nan=False).encode()):
         raise UserError(
             ErrorCode.RUN_EXISTS,
             "a run of this id exists already",
@@ -191,96 +123,175 @@ def create_run(store: Store, run_id: str, definition: Mapping[str, Any]) -> None
         )
 
 
-def request_cancel(store: Store, run_id: str) -> RunState:
-    """Ask the run's driver to stop; a run that nobody drives is cancelled here and now. Returns the state after it.
+def read_run(store: Store, run_id: str) -> RunState:
+    """Read a run. Whether its driver lives is judged by the heartbeat's age against this machine's clock.
 
     Raises:
-        UserError(RUN_UNKNOWN); RUN_TERMINAL when it has succeeded or failed already. Cancelling twice is no error.
+        UserError: RUN_ID_INVALID or RUN_UNKNOWN.
+        VerlWorkflowError(JOURNAL_DAMAGED): names the file that is not as it was written.
+    """
+    return _read(store, run_id, with_progress=True)
+
+
+def list_runs(store: Store) -> list[RunState]:
+    """All runs, sorted by id. One that cannot be read is there too, with status DAMAGED and the reason in `error`."""
+    found = []
+    for run_id in store.folders("runs"):
+        if _RUN_ID.fullmatch(run_id) is None or ".." in run_id:
+            continue
+        try:
+            found.append(_read(store, run_id, with_progress=False))
+        except VerlWorkflowError as error:
+            if error.code is ErrorCode.RUN_UNKNOWN:
+                # A folder without a definition: files of a run that was never recorded.
+                continue
+            if error.code is not ErrorCode.JOURNAL_DAMAGED:
+                raise
+            found.append(RunState(run_id=run_id, status=RunStatus.DAMAGED, error=error.to_json()))
+    return found
+
+
+def request_cancel(store: Store, run_id: str) -> RunState:
+    """Ask a run to stop; it is CANCELLED when its driver has stopped all steps, or at once when it has no driver.
+
+    Raises:
+        UserError: RUN_ID_INVALID, RUN_UNKNOWN, or RUN_TERMINAL when the run has succeeded or failed already. To cancel
+            a cancelled run is no error.
     """
     state = read_run(store, run_id)
     if state.status is RunStatus.CANCELLED:
         return state
-    if state.status in TERMINAL_STATES:
-        raise UserError(
-            ErrorCode.RUN_TERMINAL,
-            f"the run has {state.status.value} already",
-            where=run_id,
-            remedy="There is nothing left to cancel.",
-        )
+    _refuse_ended(state.status, run_id)
     journal = Journal(store, run_id)
-    journal.append(records.CancelRequested, epoch=0)
-    if state.status in {RunStatus.PENDING, RunStatus.RESUMABLE}:
-        epoch = journal.epoch + 1
-        journal.append(records.Claimed, epoch=epoch, owner={"host": "", "boot": "", "pid": 0, "started": None})
-        journal.append(records.RunCancelled, epoch=epoch)
+    journal.read()
+    journal.request(CancelRequested(by=this_process()))
+    # The request may have been numbered behind the run's end.
+    _refuse_ended(fold(journal.entries, run_id).status, run_id)
+    if state.status is not RunStatus.RUNNING:
+        # Safe even if a driver is alive after all: it is fenced, and stops its steps.
+        claim = Claimed(owner=this_process(), steps=list(state.steps))
+        if journal.claim(claim):
+            journal.append(RunCancelled())
     return read_run(store, run_id)
 
 
-def load_value(store: Store, run_id: str, record: records.StepSucceeded) -> Any:
-    """A step's value. Raises VerlWorkflowError(JOURNAL_DAMAGED) when it is gone or differs from what was committed."""
-    data = store.get(record.value_key)
-    if data is None or hashlib.sha256(data).hexdigest() != record.sha256:
-        raise VerlWorkflowError(
-            ErrorCode.JOURNAL_DAMAGED,
-            f"the value of step {record.step!r} {'is gone' if data is None else 'differs from what was committed'}",
-            where=f"{run_id}: {record.value_key}",
-            remedy="Restore this file from a backup of the storage; other runs are not affected.",
-        )
+def load_value(store: Store, committed: StepSucceeded) -> Any:
+    """The value behind a commit. Raises VerlWorkflowError(JOURNAL_DAMAGED) when its digest differs."""
+    data = store.get(committed.value_key)
+    if data is None:
+        raise damaged(committed.value_key, f"the value of step {committed.step} is missing")
+    if hashlib.sha256(data).hexdigest() != committed.sha256:
+        raise damaged(committed.value_key, f"the value of step {committed.step} is not the one that was recorded")
     return json.loads(data)
 
 
-def _ended(
-    step: StepState,
-    record: records.StepSucceeded | records.StepFailed,
-    status: StepStatus,
-    error: Mapping[str, Any] | None,
-) -> StepState:
-    attempts = tuple(
-        replace(attempt, ended_at=record.time, status=status, error=error)
-        if attempt.number == record.attempt
-        else attempt
-        for attempt in step.attempts
-    )
-    return replace(step, status=status, attempts=attempts)
-
-
-def _interrupted(step: StepState) -> StepState:
-    """What a new driver finds of a step that has not succeeded: it is to be done."""
-    if step.status is StepStatus.SUCCEEDED:
-        return step
-    attempts = tuple(
-        replace(attempt, status=StepStatus.FAILED) if attempt.status is StepStatus.RUNNING else attempt
-        for attempt in step.attempts
-    )
-    return replace(step, status=StepStatus.WAITING, attempts=attempts)
-
-
-def _is_abandoned(state: RunState, heartbeat: Mapping[str, Any] | None, age: float | None) -> bool:
-    assert state.owner is not None
-    if is_dead(state.owner):
-        return True
-    if heartbeat is None or heartbeat.get("epoch") != state.epoch:
-        # A driver that has only just claimed the run beats within moments.
-        return time.time() - (state.updated_at or 0.0) > STALE_S
-    return age is not None and age > STALE_S
-
-
-def _json(data: bytes | None) -> Any:
+def read_definition(store: Store, run_id: str) -> dict[str, Any]:
+    """What `create_run` stored: ``definition``, ``created_at``. Raises like `read_run`."""
+    check_run_id(run_id)
+    key = _definition_key(run_id)
+    data = store.get(key)
     if data is None:
-        return None
+        close = difflib.get_close_matches(run_id, store.folders("runs"), n=1)
+        raise UserError(
+            ErrorCode.RUN_UNKNOWN,
+            "there is no run of this id",
+            where=store.uri,
+            value=run_id,
+            remedy=f"Did you mean {close[0]}?" if close else "List the runs with: list.",
+        )
     try:
-        return json.loads(data)
-    except ValueError:
-        # Progress and heartbeats are best effort; the next one replaces it.
-        return None
+        stored = json.loads(data)
+    except ValueError as error:
+        raise damaged(key, f"it is not JSON ({error})") from error
+    if not isinstance(stored, dict) or not isinstance(stored.get("definition"), dict):
+        raise damaged(key, "it does not hold a definition")
+    return stored
 
 
-def _unknown(store: Store, run_id: str) -> UserError:
-    near = difflib.get_close_matches(run_id, store.folders("runs"), n=1)
-    return UserError(
-        ErrorCode.RUN_UNKNOWN,
-        "there is no such run",
-        where=store.uri,
-        value=run_id,
-        remedy=f"Did you mean {near[0]!r}?" if near else "See `verl-workflow list` for those there are.",
+def progress_key(run_id: str, step: str) -> str:
+    return f"runs/{run_id}/progress/{step}.json"
+
+
+def _definition_key(run_id: str) -> str:
+    return f"runs/{run_id}/definition.json"
+
+
+def _read(store: Store, run_id: str, *, with_progress: bool) -> RunState:
+    stored = read_definition(store, run_id)
+    folded = fold(Journal(store, run_id).read(), run_id)
+    created_at = stored.get("created_at")
+    status, age = _liveness(store, run_id, folded, created_at or 0.0)
+    return RunState(
+        run_id=run_id,
+        status=status,
+        epoch=folded.epoch,
+        owner=folded.owner,
+        created_at=created_at,
+        updated_at=folded.updated_at or created_at,
+        ended_at=folded.ended_at,
+        steps={name: _step(store, run_id, name, step, with_progress) for name, step in folded.steps.items()},
+        error=folded.error,
+        heartbeat_age_s=age,
+        cancel_requested=folded.cancel_requested,
+        definition=stored["definition"],
     )
+
+
+def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress: bool) -> StepState:
+    progress = None
+    if with_progress and step.attempts:
+        progress = _progress(store, run_id, name, step.attempts[-1].number)
+    return StepState(
+        name=name,
+        status=step.status,
+        attempts=tuple(step.attempts),
+        progress=progress,
+        reused_from=step.committed.reused_from if step.committed else None,
+        committed=step.committed,
+        store=store,
+    )
+
+
+def _progress(store: Store, run_id: str, name: str, attempt: int) -> Mapping[str, Any] | None:
+    data = store.get(progress_key(run_id, name))
+    try:
+        found = json.loads(data) if data is not None else None
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get("attempt") != attempt or not isinstance(found.get("facts"), dict):
+        return None
+    facts: dict[str, Any] = found["facts"]
+    return facts
+
+
+def _liveness(store: Store, run_id: str, folded: Folded, created_at: float) -> tuple[RunStatus, float | None]:
+    heartbeat = read_heartbeat(store, run_id)
+    seen = heartbeat.get("time") if heartbeat else None
+    age = max(0.0, time.time() - seen) if isinstance(seen, int | float) else None
+    if folded.status in TERMINAL_STATES:
+        return folded.status, age
+    if folded.owner is None:
+        young = time.time() - created_at < LEASE_S
+        return (RunStatus.PENDING if young else RunStatus.RESUMABLE), age
+    silent = time.time() - (folded.claimed_at or 0.0)
+    if heartbeat is not None and heartbeat.get("epoch") == folded.epoch and age is not None:
+        silent = min(silent, age)
+    gone = silent >= LEASE_S or known_gone(heartbeat, folded.owner, folded.epoch)
+    return (RunStatus.RESUMABLE if gone else RunStatus.RUNNING), age
+
+
+def _refuse_ended(status: RunStatus, run_id: str) -> None:
+    if status in TERMINAL_STATES:
+        raise UserError(
+            ErrorCode.RUN_TERMINAL,
+            f"the run has ended already: it {_ENDINGS[status]}",
+            where=run_id,
+            remedy="Nothing is left to stop.",
+        )
+
+
+_ENDINGS = {
+    RunStatus.SUCCEEDED: "has succeeded",
+    RunStatus.FAILED: "has failed",
+    RunStatus.CANCELLED: "was cancelled",
+}

@@ -1,0 +1,203 @@
+"""From a journal to the state it describes; the rules no sound journal breaks are checked on the way."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_workflow.workflow._records import (
+    CancelRequested,
+    Claimed,
+    Entry,
+    RunCancelled,
+    RunFailed,
+    RunSucceeded,
+    StepFailed,
+    StepStarted,
+    StepSucceeded,
+    damaged,
+)
+
+
+class RunStatus(str, enum.Enum):
+    """Where a run stands.
+
+    PENDING: just created, not yet taken by a driver. RUNNING: a driver shows signs of life. RESUMABLE: not ended, and
+    nobody runs it. SUCCEEDED, CANCELLED: ended for good. FAILED: ended; resuming it gives its failed steps a fresh
+    retry budget. DAMAGED: only from `list_runs`, its record cannot be read.
+    """
+
+    PENDING = "pending"
+    RUNNING = "running"
+    RESUMABLE = "resumable"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DAMAGED = "damaged"
+
+
+class StepStatus(str, enum.Enum):
+    """Where a step stands. WAITING: for its inputs, for the pause before a retry, or for a driver."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+TERMINAL_STATES = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED})
+"""The run goes on no more by itself. FAILED can be resumed."""
+
+FINAL_STATES = frozenset({RunStatus.SUCCEEDED, RunStatus.CANCELLED})
+"""The run cannot be resumed either."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One execution of a step.
+
+    Attributes:
+        number: 1, 2, ... over the whole run; never given twice.
+        started_at, ended_at: seconds since 1970; ended_at is None while it runs.
+        status: RUNNING, SUCCEEDED, FAILED or CANCELLED.
+        error: why it failed; None otherwise, and None when it is FAILED because its driver was lost.
+    """
+
+    number: int
+    epoch: int
+    started_at: float
+    ended_at: float | None = None
+    status: StepStatus = StepStatus.RUNNING
+    error: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class FoldedStep:
+    """A step as far as the journal goes. `failures` counts against the retry budget; lost drivers do not."""
+
+    status: StepStatus = StepStatus.WAITING
+    attempts: list[Attempt] = field(default_factory=list)
+    failures: int = 0
+    retry_at: float | None = None
+    committed: StepSucceeded | None = None
+
+
+@dataclass(kw_only=True)
+class Folded:
+    """A run as far as the journal goes; `status` is one of PENDING, RUNNING and the terminal ones."""
+
+    status: RunStatus = RunStatus.PENDING
+    epoch: int = 0
+    owner: dict[str, Any] | None = None
+    claimed_at: float | None = None
+    updated_at: float | None = None
+    ended_at: float | None = None
+    error: dict[str, Any] | None = None
+    cancel_requested: bool = False
+    steps: dict[str, FoldedStep] = field(default_factory=dict)
+
+    def step(self, name: str) -> FoldedStep:
+        return self.steps.setdefault(name, FoldedStep())
+
+
+def fold(entries: Iterable[Entry], run_id: str) -> Folded:
+    """Replay entries in order.
+
+    Raises:
+        VerlWorkflowError(JOURNAL_DAMAGED): they could not have been written by correct drivers.
+    """
+    state = Folded()
+    for entry in entries:
+        broken = _broken_rule(state, entry)
+        if broken:
+            raise damaged(f"runs/{run_id}/journal/{entry.seq:012}.json", broken)
+        _apply(state, entry)
+        state.updated_at = entry.time
+    return state
+
+
+def _broken_rule(state: Folded, entry: Entry) -> str | None:
+    event = entry.event
+    ended = state.status in TERMINAL_STATES
+    if isinstance(event, CancelRequested):
+        return None
+    if isinstance(event, Claimed):
+        if entry.epoch != state.epoch + 1:
+            return f"epoch {entry.epoch} was claimed after epoch {state.epoch}"
+        return "the run was claimed after its end" if state.status in FINAL_STATES else None
+    if entry.epoch != state.epoch or state.epoch == 0:
+        return f"it was written under epoch {entry.epoch} after epoch {state.epoch} was claimed"
+    if ended:
+        return f"the run had {state.status.value} before"
+    if isinstance(event, StepStarted | StepFailed | StepSucceeded):
+        step = state.step(event.step)
+        if step.committed is not None:
+            return f"step {event.step} was committed before"
+        last = step.attempts[-1] if step.attempts else None
+        if isinstance(event, StepStarted):
+            if last is not None and (last.status is StepStatus.RUNNING or event.attempt <= last.number):
+                return f"attempt {event.attempt} of step {event.step} was started after attempt {last.number}"
+        elif event.attempt > 0 and (
+            last is None or last.number != event.attempt or last.status is not StepStatus.RUNNING
+        ):
+            return f"attempt {event.attempt} of step {event.step} was not running"
+    return None
+
+
+def _apply(state: Folded, entry: Entry) -> None:
+    event = entry.event
+    if isinstance(event, Claimed):
+        _apply_claim(state, entry, event)
+    elif isinstance(event, StepStarted):
+        step = state.step(event.step)
+        step.status, step.retry_at = StepStatus.RUNNING, None
+        step.attempts.append(Attempt(number=event.attempt, epoch=entry.epoch, started_at=entry.time))
+    elif isinstance(event, StepSucceeded):
+        step = state.step(event.step)
+        step.status, step.committed, step.retry_at = StepStatus.SUCCEEDED, event, None
+        _end_attempt(step, entry.time, StepStatus.SUCCEEDED)
+    elif isinstance(event, StepFailed):
+        step = state.step(event.step)
+        _end_attempt(step, entry.time, StepStatus.FAILED, event.error)
+        step.failures += 1
+        step.status = StepStatus.WAITING if event.will_retry else StepStatus.FAILED
+        step.retry_at = entry.time + event.retry_in_s if event.will_retry else None
+    elif isinstance(event, RunSucceeded):
+        state.status, state.ended_at = RunStatus.SUCCEEDED, entry.time
+    elif isinstance(event, RunFailed):
+        state.status, state.ended_at, state.error = RunStatus.FAILED, entry.time, event.error
+    elif isinstance(event, CancelRequested):
+        state.cancel_requested = True
+    elif isinstance(event, RunCancelled):
+        state.status, state.ended_at = RunStatus.CANCELLED, entry.time
+        for step in state.steps.values():
+            if step.committed is None:
+                step.status, step.retry_at = StepStatus.CANCELLED, None
+                _end_attempt(step, entry.time, StepStatus.CANCELLED)
+
+
+def _apply_claim(state: Folded, entry: Entry, event: Claimed) -> None:
+    resumed = state.status is RunStatus.FAILED
+    state.status, state.epoch, state.owner = RunStatus.RUNNING, entry.epoch, event.owner
+    state.claimed_at, state.ended_at, state.error = entry.time, None, None
+    # A request that came when the run had failed was refused.
+    state.cancel_requested = state.cancel_requested and not resumed
+    state.steps = {**{name: state.step(name) for name in event.steps}, **state.steps}
+    for step in state.steps.values():
+        if step.committed is not None:
+            continue
+        if resumed:
+            step.failures, step.retry_at = 0, None
+        _end_attempt(step, entry.time, StepStatus.FAILED)
+        step.status = StepStatus.WAITING
+
+
+def _end_attempt(step: FoldedStep, at: float, status: StepStatus, error: dict[str, Any] | None = None) -> None:
+    last = step.attempts[-1] if step.attempts else None
+    if last is not None and last.status is StepStatus.RUNNING:
+        step.attempts[-1] = Attempt(
+            number=last.number, epoch=last.epoch, started_at=last.started_at, ended_at=at, status=status, error=error
+        )

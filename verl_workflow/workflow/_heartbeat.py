@@ -1,0 +1,98 @@
+"""A driver's sign of life, and how others judge it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from verl_workflow.errors import VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._owner import is_dead
+
+# A driver is given up when its heartbeat was seen unchanged for this long.
+LEASE_S = 15.0
+INTERVAL_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+def heartbeat_key(run_id: str) -> str:
+    return f"runs/{run_id}/heartbeat.json"
+
+
+def read_heartbeat(store: Store, run_id: str) -> dict[str, Any] | None:
+    """The last heartbeat, or None when there is none that can be read: it is a hint, never the truth."""
+    data = store.get(heartbeat_key(run_id))
+    try:
+        found = json.loads(data) if data is not None else None
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Heartbeat:
+    """Overwrites the run's heartbeat from a thread of its own while the context is open.
+
+    A failed write is tried again at the next beat: what a driver may commit is decided by the journal alone.
+    """
+
+    def __init__(
+        self, store: Store, run_id: str, *, epoch: int, owner: Mapping[str, Any], interval_s: float = INTERVAL_S
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._facts = {"epoch": epoch, "owner": dict(owner)}
+        self._interval = interval_s
+        self._count = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat of {run_id}", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._write(released=False)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        # Says that nobody needs to wait for this driver any more.
+        self._write(released=True)
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._interval):
+            self._write(released=False)
+
+    def _write(self, *, released: bool) -> None:
+        try:
+            found = read_heartbeat(self._store, self._run_id) or {}
+            if found.get("epoch", 0) > self._facts["epoch"]:
+                return
+            self._count += 1
+            facts = {**self._facts, "time": time.time(), "n": self._count, "released": released}
+            self._store.put(heartbeat_key(self._run_id), json.dumps(facts).encode())
+        except VerlWorkflowError as error:
+            _log.warning("heartbeat of run %s not written: %s", self._run_id, error)
+
+
+def known_gone(heartbeat: Mapping[str, Any] | None, owner: Mapping[str, Any], epoch: int) -> bool:
+    """Whether the owner of `epoch` is gone for certain: it said so, or its process on this host is dead."""
+    current = heartbeat is not None and heartbeat.get("epoch") == epoch
+    return is_dead(owner) or bool(current and heartbeat is not None and heartbeat.get("released"))
+
+
+def seen_unchanged(store: Store, run_id: str, lease_s: float) -> bool:
+    """Watch the heartbeat for `lease_s` on this process's own monotonic clock; False as soon as it changes."""
+    first = store.get(heartbeat_key(run_id))
+    deadline = time.monotonic() + lease_s
+    while True:
+        over = time.monotonic() >= deadline
+        # Looked at once more after the time is over: this process may have been paused itself.
+        if store.get(heartbeat_key(run_id)) != first:
+            return False
+        if over:
+            return True
+        time.sleep(min(0.5, max(lease_s / 10, 0.01)))
