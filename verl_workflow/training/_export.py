@@ -22,7 +22,8 @@ def export(checkpoint: Checkpoint, target: Path, *, log: Path, timeout: float = 
     """Put the actor of `checkpoint` into `target` as weights, config and tokenizer in Hugging Face format.
 
     The folder appears whole or not at all. Weights that the checkpoint holds in that format (``hf_model`` in
-    ``save_contents``) are copied; otherwise verl's merger joins the ranks' shards in a process of its own.
+    ``save_contents``) are copied; otherwise verl's merger joins the ranks' shards, as bfloat16, in a process of its
+    own.
 
     Args:
         log: takes the merger's output.
