@@ -6,6 +6,7 @@ lets exactly one through and never shows partial content. Bulk data (parquet, ch
 
 from __future__ import annotations
 
+import builtins
 import os
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ class Store:
             raise self._failed("list", prefix, error) from error
         return sorted(found)
 
-    def folders(self, prefix: str) -> list[str]:
+    def folders(self, prefix: str) -> builtins.list[str]:
         """The names of the folders directly below the folder `prefix`, sorted."""
         if self._absent():
             return []

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verl_workflow import code
-from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.pipeline._cluster import NAMESPACE, connect
 from verl_workflow.pipeline._definition import Definition
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RunStatus, create_run, read_run, start_driver
+from verl_workflow.workflow import (
+    DriverHandle,
+    RunStatus,
+    create_run,
+    driver_failure,
+    read_run,
+    start_driver,
+)
 
 _PLAN_LOADER = "verl_workflow.pipeline._compile:compile_run"
 
@@ -29,9 +35,9 @@ class Run:
     storage: str
     local: bool
     warnings: tuple[str, ...]
-    driver: Any
+    driver: DriverHandle
 
-    def driver_error(self) -> str | None:
+    def driver_error(self) -> VerlWorkflowError | None:
         """Why the driver stopped without ending the run, or None while it works or after it has ended the run."""
         return driver_failure(self.driver)
 
