@@ -157,11 +157,12 @@ def test_a_gguf_file_in_a_package_becomes_a_model_that_answers_and_stops(smollm2
     assert reply[-1].item() == tokenizer.eos_token_id, "it stops by itself"
 
 
-def test_the_gguf_models_tokenizer_cuts_numbers_into_digits_and_ends_turns(smollm2: Artifact) -> None:
+def test_the_gguf_models_tokenizer_sets_digits_apart_and_ends_turns(smollm2: Artifact) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2.path)
     assert tokenizer.tokenize("12+345") == ["1", "2", "+", "3", "4", "5"]
+    assert tokenizer.tokenize("hey  3") == ["hey", "ĠĠ", "3"], "digits are set apart before spaces are cut"
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
     generation = json.loads((smollm2.path / "generation_config.json").read_text())
     assert generation["eos_token_id"] == generation["pad_token_id"] == tokenizer.eos_token_id

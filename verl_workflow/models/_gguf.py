@@ -117,7 +117,7 @@ def _mend_tokenizer(folder: Path, ids: Mapping[str, int | None], tokenizer: Any,
     """Put right what the conversion loses.
 
     It takes `<|im_start|>` for the end of a sequence, sets no padding, and gives SmolLM's vocabulary a pre-tokenizer
-    that does not cut numbers into digits, though the model never saw them whole.
+    that does not set digits apart first, so that spaces before a number come out as other tokens than in its training.
     """
     tokens = {
         f"{name}_token": tokenizer.convert_ids_to_tokens(value) for name, value in ids.items() if value is not None
