@@ -144,14 +144,16 @@ class _Session:
             )
         finally:
             view.close()
+        if isinstance(lost, UserError):
+            raise lost
         self._tell_result(facts, lost)
         return ExitCode.FAILED if lost is not None else _EXIT_CODES.get(facts.status, ExitCode.FAILED)
 
-    def _tell_result(self, facts: RunFacts, lost: str | None) -> None:
+    def _tell_result(self, facts: RunFacts, lost: object | None) -> None:
         from verl_workflow.cli._summary import advice, summary
 
         if self.as_json:
-            print_json({**facts.to_json(), "driver_error": lost})
+            print_json({**facts.to_json(), "driver_error": None if lost is None else str(lost)})
         else:
             for line in summary(facts):
                 print_line(line)

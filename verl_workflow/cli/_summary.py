@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_workflow.cli._facts import RunFacts, StageFacts
 from verl_workflow.cli._words import command, duration, figure, location, short
-from verl_workflow.errors import ErrorCode
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 
 _TRACE_LINES = 12
 
@@ -28,7 +28,7 @@ def summary(facts: RunFacts) -> list[str]:
     return lines
 
 
-def advice(facts: RunFacts, lost: str | None = None) -> list[str]:
+def advice(facts: RunFacts, lost: object | None = None) -> list[str]:
     """What went wrong and what to do about it; empty for a run that succeeded or goes on.
 
     Args:
@@ -41,7 +41,9 @@ def advice(facts: RunFacts, lost: str | None = None) -> list[str]:
     if lost is not None:
         lines.append(f"error: {lost}")
     lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
-    if facts.resumable or lost is not None:
+    # A run that another driver has taken goes on there.
+    taken = isinstance(lost, VerlWorkflowError) and lost.code is ErrorCode.FENCED
+    if facts.resumable or (lost is not None and not taken):
         lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
     return lines
 

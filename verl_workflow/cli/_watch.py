@@ -48,7 +48,7 @@ def watch(
     *,
     driver_error: Callable[[], object | None],
     ended_epoch: int | None = None,
-) -> tuple[RunFacts, str | None]:
+) -> tuple[RunFacts, object | None]:
     """Show the run until it ends.
 
     Args:
@@ -60,7 +60,7 @@ def watch(
     """
     from verl_workflow.workflow import read_run
 
-    lost: str | None = None
+    lost: object | None = None
     while True:
         state = read_run(store, run_id)
         facts = facts_of(state, store.uri)
@@ -69,9 +69,8 @@ def watch(
         if ended or lost is not None:
             return facts_of(state, store.uri, values=True), None if ended else lost
         # Once lost, one more look: the driver may have ended the run in between.
-        if (error := driver_error()) is not None:
-            lost = str(error)
-        else:
+        lost = driver_error()
+        if lost is None:
             time.sleep(POLL_S)
 
 

@@ -1,0 +1,167 @@
+"""The console script on a real, local Ray: stopped with Ctrl-C as in a terminal, resumed, and seen to leave nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_workflow.errors import UserError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RunStatus, StepStatus, read_run
+
+CLI = Path(sys.executable).with_name("verl-workflow")
+
+STEPS = """
+import pathlib
+import time
+
+
+def first():
+    return {"count": 4}
+
+
+def second(count, hold, context):
+    for step in range(600):
+        context.report({"phase": "training", "step": step, "total": 600, "reward": 0.25, "step_seconds": 0.1})
+        if not pathlib.Path(hold).exists():
+            return {"total": 2 * count}
+        time.sleep(0.1)
+    raise RuntimeError("nobody let go")
+"""
+
+PIPELINE = """\
+version: 1
+name: sums
+params:
+  hold: {type: string}
+stages:
+  first:
+    kind: python
+    function: steps.py:first
+  second:
+    kind: python
+    function: steps.py:second
+    args: {count: "${first.count}", hold: "${params.hold}"}
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Terminal:
+    """A command whose stderr is a terminal of 100 columns, and whose stdout is a pipe."""
+
+    def __init__(self, *arguments: str, cwd: Path) -> None:
+        ours, theirs = os.openpty()
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        self.process = subprocess.Popen(
+            [str(CLI), *arguments],
+            cwd=cwd,
+            env={**environment, "TERM": "xterm", "COLUMNS": "100", "VERL_WORKFLOW_STORAGE": str(cwd / "storage")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        self.drawn = b""
+        self._reader = threading.Thread(target=self._read, args=(ours,), daemon=True)
+        self._reader.start()
+
+    def _read(self, ours: int) -> None:
+        try:
+            while block := os.read(ours, 65536):
+                self.drawn += block
+        except OSError:
+            # How a terminal says that its other side has been closed.
+            pass
+        finally:
+            os.close(ours)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, stdout, and what was drawn, without control sequences."""
+        out, _ = self.process.communicate(timeout=120)
+        self._reader.join(30)
+        drawn = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", self.drawn)
+        return self.process.returncode, out.decode(), drawn.decode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "steps.py").write_text(STEPS)
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    (tmp_path / "hold").touch()
+    yield tmp_path
+
+
+def test_ctrl_c_then_resume(folder: Path) -> None:
+    store = Store(str(folder / "storage"))
+    arguments = ("run", "pipeline.yaml", "--run-id", "r1", "-p", f"hold={folder / 'hold'}")
+    first = Terminal(*arguments, cwd=folder)
+    family: list[psutil.Process] = []
+    try:
+        wait_for_second(store, first)
+        time.sleep(1.5)
+        family = psutil.Process(first.process.pid).children(recursive=True)
+        assert family
+        # A terminal sends Ctrl-C to the whole group, Ray's processes included.
+        os.killpg(first.process.pid, signal.SIGINT)
+        code, out, drawn = first.end()
+    finally:
+        stop(first, family)
+    assert code == 130, drawn
+    assert out == ""
+    assert "second  running" in drawn
+    assert re.search(r"━* ?─+ \d+/600", drawn)
+    assert "stopped run r1; what has been done is kept" in drawn
+    assert f"resume with: verl-workflow resume r1 --storage {folder / 'storage'}" in drawn
+    assert "Traceback" not in drawn
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+    assert read_run(store, "r1").status in {RunStatus.RUNNING, RunStatus.RESUMABLE}
+    (folder / "hold").unlink()
+    again = Terminal("resume", "r1", cwd=folder)
+    try:
+        code, out, drawn = again.end()
+    finally:
+        stop(again, [])
+    assert code == 0, drawn
+    assert '{"total": 8}' in out
+    state = read_run(store, "r1")
+    assert state.status is RunStatus.SUCCEEDED
+    assert [len(state.steps[name].attempts) for name in ("first", "second")] == [1, 2]
+
+
+def wait_for_second(store: Store, terminal: Terminal) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert terminal.process.poll() is None, terminal.end()
+        try:
+            state = read_run(store, "r1")
+        except UserError:
+            state = None
+        if state and "second" in state.steps and state.steps["second"].status is StepStatus.RUNNING:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the second stage did not start")
+
+
+def stop(terminal: Terminal, family: list[psutil.Process]) -> None:
+    """End what this test started, if it has not ended by itself."""
+    if terminal.process.poll() is None:
+        family = [*family, *psutil.Process(terminal.process.pid).children(recursive=True)]
+        terminal.process.kill()
+        terminal.process.wait(30)
+    for process in family:
+        if process.is_running():
+            process.kill()
