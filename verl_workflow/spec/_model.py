@@ -5,17 +5,60 @@ Fields that take another stage's output hold a reference, ``${stage.output}``; t
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
+FieldPath = tuple[str | int, ...]
+
+NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}\Z"
+FUNCTION_PATTERN = r"^[^:\s]+:[A-Za-z_]\w*\Z"
 REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.([A-Za-z_][\w.-]*))?\}")
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+_PARAM = re.compile(r"\$\{params\.")
+
+
+def _json(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"holds what JSON cannot: {error}") from error
+    return value
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, (Mapping, BaseModel)):
+        return "mapping"
+    return "list" if isinstance(value, list) else "plain"
+
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Input = Annotated[str, StringConstraints(min_length=1)]
-Function = Annotated[str, StringConstraints(pattern=r"^[^:\s]+:[A-Za-z_]\w*$")]
+Function = Annotated[str, StringConstraints(pattern=FUNCTION_PATTERN)]
+# Values that end up in the run's definition, which is JSON.
+Json = Annotated[Any, AfterValidator(_json)]
+JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
+Inputs = Annotated[
+    Annotated[Input, Tag("plain")]
+    | Annotated[Annotated[list[Input], Field(min_length=1)], Tag("list")]
+    | Annotated[Input, Tag("mapping")],
+    Discriminator(_shape),
+]
 
 # What each kind of stage hands on; None: known only when it has run.
 OUTPUTS: Mapping[str, frozenset[str] | None] = {
@@ -28,19 +71,38 @@ OUTPUTS: Mapping[str, frozenset[str] | None] = {
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    """No conversions: what is written is what runs. A text with ``${params.x}`` stands for any value until `load` or
+    `resolve` puts the param's value in, and checks that.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True, regex_engine="python-re"
+    )
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _params_stand_for_values(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return value if isinstance(value, str) and _PARAM.search(value) else handler(value)
 
 
 class Param(_Strict):
     """A value given at the start (``-p name=value``), in JSON Schema's words."""
 
     type: Literal["string", "integer", "number", "boolean"]
-    default: str | int | float | bool | None = None
+    default: Json = None
     description: str = ""
-    enum: list[Any] | None = None
+    enum: Annotated[list[Json], Field(min_length=1)] | None = None
     minimum: float | None = None
     maximum: float | None = None
     pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _pattern_compiles(self) -> Param:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"its pattern is no regular expression: {error}") from error
+        return self
 
 
 class Storage(_Strict):
@@ -85,8 +147,8 @@ class Retry(_Strict):
 
 
 class Reward(_Strict):
-    """A reward as verl calls it: ``(data_source, solution_str, ground_truth, extra_info, **kwargs)`` -> float or a dict with
-    ``score``.
+    """A reward as verl calls it: ``(data_source, solution_str, ground_truth, extra_info, **kwargs)`` -> float or a dict
+    with ``score``.
 
     Attributes:
         function: ``file.py:function`` beside the pipeline file, or ``package.module:function``.
@@ -94,18 +156,24 @@ class Reward(_Strict):
     """
 
     function: Function
-    kwargs: dict[str, Any] = {}
+    kwargs: JsonObject = {}
 
 
 class _Stage(_Strict):
+    # Fields that may hold references: their outputs must exist before the stage runs. Anywhere else ``${...}`` is text
+    # (in `overrides` it is verl's own interpolation).
+    INPUTS: ClassVar[tuple[str, ...]] = ()
+
     name: Name
     after: list[Name] = []
     retry: Retry = Retry()
     timeout: Annotated[float, Field(gt=0)] | None = None
 
-    def references(self) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
-        """All references in the stage: (path of the field, stage name, output or None)."""
-        yield from _references(self.model_dump(mode="json"), ())
+    def references(self) -> Iterator[tuple[FieldPath, str, str | None]]:
+        """All references in the stage's inputs: (path of the field, stage name, output or None)."""
+        fields = self.model_dump(mode="json", include=set(self.INPUTS), warnings=False)
+        for field in self.INPUTS:
+            yield from _references(fields[field], (field,))
 
     def needs(self) -> frozenset[str]:
         """Names of the stages that must have succeeded first."""
@@ -119,7 +187,7 @@ class ReasoningGym(_Strict):
     dataset: str
     size: PositiveInt
     seed: int = 0
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
 
 
 class Source(_Strict):
@@ -130,8 +198,8 @@ class Source(_Strict):
         reasoning_gym: rows made by the package reasoning-gym.
     """
 
-    parquet: Input | list[Input] | None = None
-    jsonl: Input | list[Input] | None = None
+    parquet: Inputs | None = None
+    jsonl: Inputs | None = None
     reasoning_gym: ReasoningGym | None = None
 
     @model_validator(mode="after")
@@ -155,9 +223,14 @@ class DataStage(_Stage):
         max_rejected: share of rows (0-1) that may be rejected before the stage fails.
     """
 
+    INPUTS: ClassVar[tuple[str, ...]] = ("source", "validation")
+
     kind: Literal["data"] = "data"
     source: Source
-    validation: PositiveInt | Source
+    validation: Annotated[
+        Annotated[PositiveInt, Tag("plain")] | Annotated[PositiveInt, Tag("list")] | Annotated[Source, Tag("mapping")],
+        Discriminator(_shape),
+    ]
     prompt: str | None = None
     answer: str | None = None
     data_source: str | None = None
@@ -185,6 +258,8 @@ class VerlStage(_Stage):
         seed: of data order and sampling.
     """
 
+    INPUTS: ClassVar[tuple[str, ...]] = ("model", "train", "validation")
+
     kind: Literal["verl"] = "verl"
     algorithm: Literal["grpo", "ppo"] = "grpo"
     model: Input = "${model}"
@@ -200,23 +275,25 @@ class VerlStage(_Stage):
     critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-5
     kl_coef: Annotated[float, Field(ge=0)] = 0.001
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    save_every: int | None = None
-    test_every: int | None = None
+    save_every: PositiveInt | None = None
+    test_every: PositiveInt | None = None
     keep: Annotated[int, Field(ge=2)] = 2
     device: Literal["auto", "cpu", "cuda"] = "auto"
     rollout: Literal["hf", "vllm", "sglang"] = "hf"
     nodes: PositiveInt = 1
     gpus_per_node: PositiveInt = 1
     seed: int = 1
-    overrides: dict[str, Any] = {}
+    overrides: JsonObject = {}
 
     @model_validator(mode="after")
     def _consistent(self) -> VerlStage:
-        if self.algorithm == "grpo" and self.rollouts < 2:
+        # Values that are params are checked once they are known.
+        if self.algorithm == "grpo" and isinstance(self.rollouts, int) and self.rollouts < 2:
             raise ValueError("grpo compares answers to one prompt: rollouts must be 2 or more")
-        if self.retry.attempts > 1 and (self.save_every is None or self.save_every < 1):
+        attempts = self.retry.attempts if isinstance(self.retry, Retry) else 1
+        if isinstance(attempts, int) and attempts > 1 and self.save_every is None:
             raise ValueError(
-                f"retry.attempts is {self.retry.attempts} but nothing is saved to resume from: "
+                f"retry.attempts is {attempts} but nothing is saved to resume from: "
                 "set save_every to 1 or more, or retry.attempts to 1"
             )
         return self
@@ -230,6 +307,8 @@ class EvaluateStage(_Stage):
         champion: name of a model in the registry; its alias `champion` is the opponent, if there is one.
         limit: rows used, from the start of the file. batch_size: rows generated at once.
     """
+
+    INPUTS: ClassVar[tuple[str, ...]] = ("model", "data")
 
     kind: Literal["evaluate"] = "evaluate"
     model: Input
@@ -253,6 +332,8 @@ class PromoteStage(_Stage):
         alias: moved to the new version.
     """
 
+    INPUTS: ClassVar[tuple[str, ...]] = ("evaluation",)
+
     kind: Literal["promote"] = "promote"
     registry: Name
     evaluation: Input
@@ -266,26 +347,31 @@ class PythonStage(_Stage):
     A parameter named ``context`` is handed the `StageContext`; what is written below ``context.attempt_dir`` stays.
     """
 
+    INPUTS: ClassVar[tuple[str, ...]] = ("args",)
+
     kind: Literal["python"] = "python"
     function: Function
-    args: dict[str, Any] = {}
+    args: JsonObject = {}
     cpus: Annotated[float, Field(ge=0)] = 1
     gpus: Annotated[float, Field(ge=0)] = 0
 
 
+def _kind(value: Any) -> Any:
+    return value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+
+
 Stage = Annotated[
-    DataStage | VerlStage | EvaluateStage | PromoteStage | PythonStage,
-    Field(discriminator="kind"),
+    Annotated[DataStage, Tag("data")]
+    | Annotated[VerlStage, Tag("verl")]
+    | Annotated[EvaluateStage, Tag("evaluate")]
+    | Annotated[PromoteStage, Tag("promote")]
+    | Annotated[PythonStage, Tag("python")],
+    Discriminator(_kind),
 ]
 
 
-class Pipeline(_Strict):
-    """A whole pipeline. `params` are already substituted in what `load` returns.
-
-    Attributes:
-        code: more files and folders, relative to the pipeline file, that travel with the run besides those its functions
-            name.
-    """
+class Head(_Strict):
+    """A pipeline less its stages: validated apart from them, so that mistakes in both are found in one pass."""
 
     version: Literal[1] = 1
     name: Name
@@ -293,7 +379,17 @@ class Pipeline(_Strict):
     params: dict[Name, Param] = {}
     storage: Storage = Storage()
     model: Model | None = None
-    code: list[str] = []
+    code: list[Input] = []
+
+
+class Pipeline(Head):
+    """A whole pipeline. `params` are already substituted in what `load` returns.
+
+    Attributes:
+        code: more files and folders, relative to the pipeline file, that travel with the run besides those its
+            functions name.
+    """
+
     stages: Annotated[list[Stage], Field(min_length=1)]
 
     def stage(self, name: str) -> Any:
@@ -304,9 +400,7 @@ class Pipeline(_Strict):
         raise KeyError(name)
 
 
-def _references(
-    value: Any, path: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], str, str | None]]:
+def _references(value: Any, path: FieldPath) -> Iterator[tuple[FieldPath, str, str | None]]:
     if isinstance(value, str):
         for match in REFERENCE.finditer(value):
             yield path, match.group(1), match.group(2)

@@ -1,0 +1,249 @@
+"""Pipeline files, and pipelines written in Python, to checked documents: all mistakes at once, each with its place."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.spec._check import Draft, Part, check_draft, data_paths
+from verl_workflow.spec._dump import plain
+from verl_workflow.spec._model import (
+    OUTPUTS,
+    DataStage,
+    EvaluateStage,
+    FieldPath,
+    Head,
+    Model,
+    Pipeline,
+    PromoteStage,
+    PythonStage,
+    Stage,
+    VerlStage,
+)
+from verl_workflow.spec._params import read_params, substitute
+from verl_workflow.spec._python import is_python, pipeline_from_python
+from verl_workflow.spec._words import did_you_mean, explain
+from verl_workflow.spec._yaml import Places, read_yaml
+
+CLASSES: Mapping[str, type[DataStage | VerlStage | EvaluateStage | PromoteStage | PythonStage]] = {
+    get_args(each.model_fields["kind"].annotation)[0]: each
+    for each in (DataStage, VerlStage, EvaluateStage, PromoteStage, PythonStage)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A pipeline that has passed all checks.
+
+    Attributes:
+        pipeline: params substituted; relative data and model paths made absolute against the file's folder. Storage
+            stays relative to the working directory, code to the folder of `path`.
+        path: absolute path of the file (for a pipeline object: of the folder it was resolved against, plus a name).
+        params: final values by name.
+    """
+
+    pipeline: Pipeline
+    path: Path
+    params: Mapping[str, Any]
+    places: Places = field(repr=False, compare=False)
+
+    def where(self, field_path: FieldPath) -> str:
+        """``file:line:column`` of a field's key, for example of ``("stages", "train", "steps")``.
+
+        A field that is not written down yields the nearest one around it; a Python file has no lines for fields.
+        """
+        path = tuple(field_path)
+        if len(path) > 1 and path[0] == "stages" and path not in self.places.spots:
+            names = [stage.name for stage in self.pipeline.stages]
+            if path[:2] not in self.places.spots and path[1] in names:
+                path = ("stages", names.index(str(path[1])), *path[2:])
+        return self.places.at(path, key=True)
+
+
+def load(path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> Document:
+    """Read and check a pipeline.
+
+    Args:
+        path: a YAML file; or a Python file with a variable `pipeline`, or ``file.py:variable``.
+        params: values by name; text is read by the declared type, as on the command line.
+
+    Raises:
+        UserError: the file is missing, no mapping, or no YAML (or Python).
+        UserErrors: all mistakes in it.
+    """
+    shown = os.fspath(path)
+    if is_python(shown):
+        file, pipeline = pipeline_from_python(shown)
+        places = Places(file=str(file), spots={})
+        return _assemble(plain(pipeline, stages_as_list=True), params or {}, file.absolute(), places)
+    marked = read_yaml(Path(shown), shown)
+    return _assemble(marked.data, params or {}, Path(shown).absolute(), marked.places)
+
+
+def resolve(
+    pipeline: Pipeline, base_dir: str | os.PathLike[str] = ".", params: Mapping[str, Any] | None = None
+) -> Document:
+    """Check a pipeline object and put params in, as `load` does for a file in `base_dir`.
+
+    Raises:
+        UserErrors: all mistakes in it, placed by field.
+    """
+    data = plain(pipeline, stages_as_list=True)
+    return _assemble(data, params or {}, Path(base_dir).absolute() / f"{pipeline.name}.py", Places(file="", spots={}))
+
+
+def _assemble(data: dict[str, Any], given: Mapping[str, Any], path: Path, places: Places) -> Document:
+    values, declared, errors = read_params(data.get("params"), given, places)
+    body, found = substitute({k: v for k, v in data.items() if k != "params"}, values, declared, places)
+    errors += found
+    head, found = _head(body, data.get("params"), places, ignore_params=bool(errors))
+    errors += found
+    parts, found = _parts(body, places)
+    errors += found
+    draft = Draft(head=head, has_model=body.get("model") is not None, parts=parts)
+    errors += check_draft(draft, path.parent, places)
+    if errors:
+        raise UserErrors(sorted(_unique(errors), key=_position))
+    assert head is not None
+    stages = [_absolute(part.stage, path.parent) for part in parts if part.stage is not None]
+    model = None if head.model is None else _absolute_model(head.model, path.parent)
+    fields = {name: getattr(head, name) for name in Head.model_fields}
+    pipeline = Pipeline(**{**fields, "model": model, "stages": stages})
+    return Document(pipeline=pipeline, path=path, params=values, places=places)
+
+
+def _head(
+    body: Mapping[str, Any], params: Any, places: Places, *, ignore_params: bool
+) -> tuple[Head | None, list[UserError]]:
+    fields = {key: value for key, value in body.items() if key != "stages"}
+    if params is not None and not ignore_params:
+        fields["params"] = params
+    errors: list[UserError] = []
+    if "version" not in body and places.spots:
+        errors.append(
+            UserError(
+                ErrorCode.SPEC_INVALID,
+                "the pipeline has no 'version'",
+                where=places.at((), key=True),
+                remedy="Add `version: 1`.",
+            )
+        )
+    try:
+        return Head.model_validate(fields), errors
+    except ValidationError as error:
+        return None, errors + explain(error, Head, fields, prefix=(), shown="", places=places, also=["stages"])
+
+
+def _parts(body: Mapping[str, Any], places: Places) -> tuple[list[Part], list[UserError]]:
+    stages = body.get("stages")
+    if "stages" not in body:
+        return [], [_error("the pipeline has no 'stages'", places.at((), key=True), None, "Add `stages:`.")]
+    if not isinstance(stages, (Mapping, list)):
+        remedy = "Write `stages: {name: {kind: ...}}`."
+        shown = "null" if stages is None else stages
+        return [], [_error("stages should be a mapping of names to stages", places.at(("stages",)), shown, remedy)]
+    if not stages:
+        return [], [_error("the pipeline has no stage", places.at(("stages",)), None, "Add one under `stages`.")]
+    parts: list[Part] = []
+    errors: list[UserError] = []
+    items = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
+    for key, stage in items:
+        path: FieldPath = ("stages", key)
+        if not isinstance(stage, Mapping):
+            shown = "null" if stage is None else stage
+            errors.append(_error(f"{_shown(path)} should be a mapping", places.at(path), shown, "Give it a `kind`."))
+            if isinstance(key, str):
+                parts.append(Part(name=key, kind=None, path=path, stage=None))
+            continue
+        part, found = _part(path, stage, places)
+        errors += found
+        if part is not None:
+            parts.append(part)
+    return parts, errors
+
+
+def _part(path: FieldPath, body: Mapping[str, Any], places: Places) -> tuple[Part | None, list[UserError]]:
+    in_mapping = isinstance(path[1], str)
+    if in_mapping and "name" in body:
+        where = places.at((*path, "name"), key=True)
+        remedy = "Drop `name`: the key in front of the stage is its name."
+        part = Part(name=str(path[1]), kind=_kind_of(body), path=path, stage=None)
+        return part, [_error(f"{_shown(path)} has a name of its own", where, body["name"], remedy)]
+    name = path[1] if in_mapping else body.get("name")
+    shown = f"stages.{name}" if isinstance(name, str) else _shown(path)
+    named = isinstance(name, str)
+    if "kind" not in body:
+        remedy = f"Add `kind:`, one of {', '.join(CLASSES)}."
+        hint = [key for key in body if did_you_mean(key, ["kind"])]
+        remedy = f"Did you mean 'kind' by {hint[0]!r}? {remedy}" if hint else remedy
+        error = _error(f"{shown} has no 'kind'", places.at(path, key=True), None, remedy)
+        return (Part(name=str(name), kind=None, path=path, stage=None) if named else None), [error]
+    kind = body["kind"]
+    if not isinstance(kind, str) or kind not in CLASSES:
+        remedy = f"{did_you_mean(kind, CLASSES)}Kinds: {', '.join(CLASSES)}."
+        error = _error(f"{shown}: unknown kind of stage", places.at((*path, "kind")), kind, remedy)
+        return (Part(name=str(name), kind=None, path=path, stage=None) if named else None), [error]
+    model = CLASSES[kind]
+    fields = {**body, "name": name} if in_mapping else dict(body)
+    try:
+        stage: Stage | None = model.model_validate(fields)
+        errors: list[UserError] = []
+    except ValidationError as error:
+        stage = None
+        hidden = ["name"] if in_mapping else []
+        errors = explain(error, model, fields, prefix=path, shown=shown, places=places, hidden=hidden)
+    return (Part(name=str(name), kind=kind, path=path, stage=stage) if named else None), errors
+
+
+def _kind_of(body: Mapping[str, Any]) -> str | None:
+    kind = body.get("kind")
+    return kind if isinstance(kind, str) and kind in OUTPUTS else None
+
+
+def _absolute(stage: Stage, base_dir: Path) -> Stage:
+    fields = stage.model_dump()
+    for path, text, _ in data_paths(stage):
+        target: Any = fields
+        for step in path[:-1]:
+            target = target[step]
+        target[path[-1]] = _full(text, base_dir)
+    return CLASSES[stage.kind].model_validate(fields)
+
+
+def _absolute_model(model: Model, base_dir: Path) -> Model:
+    if model.path is not None:
+        return Model(path=_full(model.path, base_dir))
+    if model.gguf is not None and not model.gguf.startswith("package:"):
+        return Model(gguf=_full(model.gguf, base_dir))
+    return model
+
+
+def _full(text: str, base_dir: Path) -> str:
+    return os.path.normpath(base_dir / Path(text).expanduser())
+
+
+def _unique(errors: list[UserError]) -> list[UserError]:
+    seen: dict[str, UserError] = {}
+    for error in errors:
+        seen.setdefault(str(error), error)
+    return list(seen.values())
+
+
+def _position(error: UserError) -> tuple[int, int]:
+    match = re.search(r":(\d+):(\d+)$", error.where)
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def _shown(path: FieldPath) -> str:
+    return f"stages.{path[1]}" if isinstance(path[1], str) else f"stages[{path[1]}]"
+
+
+def _error(what: str, where: str, value: Any, remedy: str) -> UserError:
+    return UserError(ErrorCode.SPEC_INVALID, what, where=where, value=value, remedy=remedy)
