@@ -29,7 +29,14 @@ def ray_cluster() -> Iterator[Any]:
     import ray
 
     folder = tempfile.mkdtemp(prefix="vw-", dir="/tmp")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
+        _temp_dir=folder,
+    )
     try:
         yield ray
     finally:

@@ -60,7 +60,9 @@ def histories(draw: st.DrawFn) -> list[Event]:
             allowed.append("claim")
         if owned and not ended:
             allowed += [f"start {name}" for name in state if state[name] == "waiting"]
-            allowed += [f"{end} {name}" for end in ("ok", "fail", "retry") for name in state if state[name] == "running"]
+            allowed += [
+                f"{end} {name}" for end in ("ok", "fail", "retry") for name in state if state[name] == "running"
+            ]
             allowed += ["end failed", "end cancelled"]
             if all(value == "done" for value in state.values()):
                 allowed.append("end ok")

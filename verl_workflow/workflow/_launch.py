@@ -92,10 +92,18 @@ def _stopped() -> Raised:
 
 
 def _ray_failure(error: BaseException) -> Raised:
-    from ray.exceptions import OutOfMemoryError, TaskCancelledError
+    from ray.exceptions import OutOfMemoryError, RayTaskError, TaskCancelledError
 
     if isinstance(error, TaskCancelledError):
         return _stopped()
+    if isinstance(error, RayTaskError):
+        # `execute` lets nothing out: the worker did not get as far as calling it.
+        unloadable = VerlWorkflowError(
+            ErrorCode.STEP_FAILED,
+            f"the step could not be loaded in its worker: {str(error).strip().splitlines()[-1]}",
+            remedy="Make the modules its function needs importable on all nodes.",
+        )
+        return Raised.of(unloadable, text=str(error))
     remedy = ""
     if isinstance(error, OutOfMemoryError):
         remedy = "Ray's memory monitor ended it: lower its memory need, or run less at a time on the node."

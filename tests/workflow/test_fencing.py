@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pieces import IMPATIENT, Marking, diamond, drive, executions, journal, of_kind
+
+from verl_workflow.errors import ErrorCode, FencedError, UserError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import (
+    Driver,
+    InlineLauncher,
+    Plan,
+    RunStatus,
+    Step,
+    StepContext,
+    create_run,
+    read_run,
+)
+from verl_workflow.workflow._heartbeat import heartbeat_key
+from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._records import CancelRequested, Claimed, StepStarted
+
+
+class Gate:
+    """Holds a driver up right before it writes to a key with `part` in it."""
+
+    def __init__(self, uri: str, part: str) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        gate = self
+
+        class Gated(Store):
+            def create(self, key: str, data: bytes) -> bool:
+                gate.pass_by(key + data.decode(), part)
+                return super().create(key, data)
+
+            def put(self, key: str, data: bytes) -> None:
+                gate.pass_by(key, part)
+                super().put(key, data)
+
+        self.store = Gated(uri)
+
+    def pass_by(self, text: str, part: str) -> None:
+        if part in text:
+            self.reached.set()
+            assert self.open.wait(30)
+
+
+@pytest.mark.parametrize("part", ["step_started", "/values/", "step_succeeded", "run_succeeded"])
+def test_a_driver_that_was_paused_and_replaced_stops_and_commits_nothing(store: Store, marks: Path, part: str) -> None:
+    create_run(store, "r", {})
+    gate = Gate(store.uri, part)
+    raised: list[BaseException] = []
+
+    def lose() -> None:
+        try:
+            drive(gate.store, "r", diamond(marks))
+        except FencedError as error:
+            raised.append(error)
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    assert gate.reached.wait(20)
+    state = drive(store, "r", diamond(marks))
+    assert (state.status, state.epoch) == (RunStatus.SUCCEEDED, 2)
+    won = journal(store, "r")
+    gate.open.set()
+    loser.join(20)
+    assert [type(error) for error in raised] == [FencedError]
+    assert journal(store, "r") == won
+    assert read_run(store, "r").steps == state.steps
+
+
+def test_a_fenced_driver_stops_its_running_steps(store: Store) -> None:
+    create_run(store, "r", {})
+    started, release = threading.Event(), threading.Event()
+
+    def hang(context: StepContext) -> int:
+        if context.epoch == 1:
+            started.set()
+            release.wait(30)
+        return context.epoch
+
+    class Noting(InlineLauncher):
+        def __init__(self) -> None:
+            self.cancelled = 0
+
+        def cancel(self, future: Any) -> None:
+            self.cancelled += 1
+            super().cancel(future)
+
+    plan = Plan(steps=(Step(name="a", call=hang, retry=IMPATIENT),))
+    launcher = Noting()
+    raised: list[BaseException] = []
+
+    def lose() -> None:
+        try:
+            Driver(store, "r", plan, launcher, poll_s=0.02).run()
+        except FencedError as error:
+            raised.append(error)
+
+    loser = threading.Thread(target=lose)
+    loser.start()
+    try:
+        assert started.wait(20)
+        assert drive(store, "r", plan, force=True).steps["a"].value == 2
+        loser.join(20)
+        assert len(raised) == launcher.cancelled == 1
+    finally:
+        release.set()
+
+
+def test_a_driver_that_shows_signs_of_life_keeps_the_run(store: Store) -> None:
+    create_run(store, "r", {})
+    started, release = threading.Event(), threading.Event()
+
+    def wait(context: StepContext) -> int:
+        started.set()
+        release.wait(30)
+        return 1
+
+    plan = Plan(steps=(Step(name="a", call=wait),))
+    results = []
+    owner = threading.Thread(target=lambda: results.append(drive(store, "r", plan, heartbeat_s=0.1)))
+    owner.start()
+    try:
+        assert started.wait(20)
+        with pytest.raises(UserError) as caught:
+            drive(store, "r", plan, lease_s=20.0)
+        assert caught.value.code is ErrorCode.RUN_OWNED
+        assert "--force" in str(caught.value)
+    finally:
+        release.set()
+        owner.join(20)
+    assert results[0].status is RunStatus.SUCCEEDED
+    assert len(of_kind(journal(store, "r"), "claimed")) == 1
+
+
+def test_a_late_heartbeat_does_not_speak_for_the_new_owner(store: Store) -> None:
+    from verl_workflow.workflow._heartbeat import Heartbeat, read_heartbeat
+
+    store.put(heartbeat_key("r"), b'{"epoch": 2, "n": 7}')
+    with Heartbeat(store, "r", epoch=1, owner={}, interval_s=0.01):
+        pass
+    assert read_heartbeat(store, "r") == {"epoch": 2, "n": 7}
+
+
+def test_an_owner_takes_requests_in_and_meets_a_newer_claim(store: Store) -> None:
+    owner, other = Journal(store, "r"), Journal(store, "r")
+    assert owner.claim(Claimed(owner={}, steps=[]))
+    other.read()
+    other.request(CancelRequested(by={}))
+    assert owner.append(StepStarted(step="a", attempt=1)).seq == 2
+    assert owner.cancel_requested
+    other.read()
+    assert other.claim(Claimed(owner={}, steps=[]))
+    for late in (lambda: owner.append(StepStarted(step="b", attempt=1)), owner.poll):
+        with pytest.raises(FencedError):
+            late()
+    assert len(journal(store, "r")) == 4
+
+
+def test_an_entry_whose_answer_got_lost_is_known_as_ones_own(store: Store) -> None:
+    class Deaf(Store):
+        def create(self, key: str, data: bytes) -> bool:
+            # As S3's client sees it: written, the answer lost, asked again, refused.
+            return super().create(key, data) and False
+
+    log = Journal(Deaf(store.uri), "r")
+    assert log.claim(Claimed(owner={}, steps=[]))
+    assert log.append(StepStarted(step="a", attempt=1)).seq == 1
+    assert [record["kind"] for record in journal(store, "r")] == ["claimed", "step_started"]
+
+
+def _race(uri: str, folder: str, run_ids: list[str], barrier: Any, results: Any) -> None:
+    store = Store(uri)
+    for run_id in run_ids:
+        barrier.wait(60)
+        plan = Plan(steps=(Step(name="a", call=Marking(Path(folder) / run_id)),))
+        try:
+            results.put((run_id, Driver(store, run_id, plan, InlineLauncher(), lease_s=5.0).run().status.value))
+        except UserError as error:
+            results.put((run_id, error.code.value))
+        barrier.wait(60)
+
+
+@pytest.mark.fault
+def test_of_six_processes_that_claim_a_run_one_gets_it(store: Store, marks: Path) -> None:
+    run_ids = [f"race-{number}" for number in range(10)]
+    for run_id in run_ids:
+        create_run(store, run_id, {})
+        (marks / run_id).mkdir()
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(6), context.Queue()
+    racers = [context.Process(target=_race, args=(store.uri, str(marks), run_ids, barrier, results)) for _ in range(6)]
+    for racer in racers:
+        racer.start()
+    found = [results.get(timeout=120) for _ in range(6 * len(run_ids))]
+    for racer in racers:
+        racer.join(60)
+    for run_id in run_ids:
+        ends = sorted(end for name, end in found if name == run_id)
+        assert ends.count("succeeded") == 1
+        assert set(ends) <= {"succeeded", "run_owned", "run_terminal"}
+        assert executions(marks / run_id, "a") == [(1, 1)]
+        assert [record["kind"] for record in journal(store, run_id)] == [
+            "claimed",
+            "step_started",
+            "step_succeeded",
+            "run_succeeded",
+        ]

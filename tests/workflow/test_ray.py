@@ -1,0 +1,165 @@
+"""Steps as real Ray tasks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from _pieces import executions, journal, of_kind
+from _ray_plans import QUICK, Marked, mark, refuse
+
+from verl_workflow.storage import Store
+from verl_workflow.workflow import (
+    Driver,
+    Plan,
+    RayLauncher,
+    RunState,
+    RunStatus,
+    Step,
+    StepContext,
+    create_run,
+    read_run,
+    request_cancel,
+)
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def drive(store: Store, plan: Plan, **options: Any) -> RunState:
+    return Driver(store, "r", plan, RayLauncher(), **{"lease_s": 0.1, "poll_s": 0.1, **options}).run()
+
+
+@pytest.fixture(autouse=True)
+def created(store: Store) -> None:
+    create_run(store, "r", {})
+
+
+def await_file(path: Path) -> str:
+    for _ in range(600):
+        if path.exists():
+            return path.read_text()
+        time.sleep(0.05)
+    raise AssertionError(f"{path.name} did not come")
+
+
+def test_branches_run_at_the_same_time_in_workers_and_report(store: Store, marks: Path) -> None:
+    def meet(context: StepContext) -> int:
+        mark(context, str(marks))
+        context.report({"here": context.step})
+        while len(list(marks.glob("*.1.1"))) < 3:
+            time.sleep(0.05)
+        return 1
+
+    steps = [Step(name=name, call=meet, num_cpus=1.0) for name in ("a", "b", "c")]
+    end = Step(name="end", call=lambda context: dict(context.inputs), after=("a", "b", "c"))
+    state = drive(store, Plan(steps=(*steps, end)))
+    assert state.status is RunStatus.SUCCEEDED
+    assert state.steps["end"].value == {"a": 1, "b": 1, "c": 1}
+    assert len({(marks / f"{name}.1.1").read_text() for name in "abc"}) == 3
+    assert state.steps["a"].progress == {"here": "a"}
+
+
+@pytest.mark.fault
+def test_a_killed_worker_costs_an_attempt(store: Store, marks: Path) -> None:
+    state = drive(store, Plan(steps=(Step(name="a", call=Marked(str(marks), die_at=1), retry=QUICK),)))
+    assert state.status is RunStatus.SUCCEEDED
+    first, second = state.steps["a"].attempts
+    assert first.error is not None
+    assert (first.error["code"], first.error["retryable"]) == ("worker_lost", True)
+    assert (second.number, second.error) == (2, None)
+    assert executions(marks, "a") == [(1, 1), (1, 2)]
+
+
+def test_an_error_of_the_users_class_comes_back_as_itself(store: Store) -> None:
+    state = drive(store, Plan(steps=(Step(name="a", call=refuse, retry=QUICK),)))
+    assert state.status is RunStatus.FAILED
+    error = state.steps["a"].attempts[-1].error
+    assert error is not None
+    assert error["code"] == "data_invalid"
+    assert error["message"] == "7 rows are wrong (got 7)"
+    assert "in refuse" in error["traceback"]
+    assert len(state.steps["a"].attempts) == 1
+
+
+def test_an_error_that_cannot_be_pickled_keeps_its_text(store: Store) -> None:
+    def fail(context: StepContext) -> None:
+        class Local(Exception):
+            lock = threading.Lock()
+
+            def __init__(self) -> None:
+                super().__init__("holds a lock")
+                self.held = threading.Lock()
+
+        raise Local
+
+    state = drive(store, Plan(steps=(Step(name="a", call=fail, retry=QUICK),)))
+    assert state.error is not None
+    assert "Local: holds a lock" in state.error["message"]
+    assert "in fail" in state.error["traceback"]
+    assert len(state.steps["a"].attempts) == QUICK.attempts
+
+
+def test_a_function_that_cannot_be_sent_fails_at_once(store: Store) -> None:
+    lock = threading.Lock()
+    state = drive(store, Plan(steps=(Step(name="a", call=lambda context: lock.locked(), retry=QUICK),)))
+    assert state.status is RunStatus.FAILED
+    assert "cannot be sent" in str(state.error)
+    assert len(state.steps["a"].attempts) == 1
+
+
+def unloadable() -> None:
+    raise ImportError("no module of this name here")
+
+
+class Unloadable:
+    def __call__(self, context: StepContext) -> None:
+        raise AssertionError("never called")
+
+    def __reduce__(self) -> Any:
+        return unloadable, ()
+
+
+def test_a_function_that_its_worker_cannot_load_fails_at_once(store: Store) -> None:
+    state = drive(store, Plan(steps=(Step(name="a", call=Unloadable(), retry=QUICK),)))
+    assert state.status is RunStatus.FAILED
+    assert "no module of this name here" in str(state.error)
+    assert len(state.steps["a"].attempts) == 1
+
+
+@pytest.mark.fault
+def test_a_step_over_its_time_limit_loses_its_worker(store: Store, marks: Path) -> None:
+    hang = Marked(str(marks), wait_for="never")
+    plan = Plan(steps=(Step(name="a", call=hang, retry=QUICK, timeout_s=3.0),))
+    results: list[RunState] = []
+    driving = threading.Thread(target=lambda: results.append(drive(store, plan)))
+    driving.start()
+    workers = [psutil.Process(int(await_file(marks / f"a.1.{number}"))) for number in (1, 2, 3)]
+    driving.join(60)
+    assert results[0].status is RunStatus.FAILED
+    assert [attempt.error["code"] for attempt in results[0].steps["a"].attempts if attempt.error] == [
+        "step_timeout"
+    ] * 3
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+
+
+@pytest.mark.fault
+def test_cancelling_kills_the_workers_of_running_steps(store: Store, marks: Path) -> None:
+    steps = tuple(Step(name=name, call=Marked(str(marks), wait_for="never"), retry=QUICK) for name in "ab")
+    results: list[RunState] = []
+    driving = threading.Thread(target=lambda: results.append(drive(store, Plan(steps=steps))))
+    driving.start()
+    workers = [psutil.Process(int(await_file(marks / f"{name}.1.1"))) for name in "ab"]
+    request_cancel(store, "r")
+    driving.join(60)
+    assert results[0].status is RunStatus.CANCELLED
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert of_kind(journal(store, "r"), "step_failed") == []
+
+
+def test_what_ray_did_is_read_without_ray(store: Store, marks: Path) -> None:
+    state = drive(store, Plan(steps=(Step(name="a", call=Marked(str(marks))),)))
+    assert read_run(store, "r").steps == state.steps

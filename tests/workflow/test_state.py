@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from _pieces import diamond, drive
+
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RunStatus, create_run, list_runs, read_run, request_cancel, this_process
+from verl_workflow.workflow._heartbeat import heartbeat_key
+from verl_workflow.workflow._owner import is_dead
+
+
+@pytest.mark.parametrize("run_id", ["", "../x", "a/b", ".hidden", "a..b", "x" * 101, "tab\t", "näme", "a\n"])
+def test_an_id_that_could_leave_the_storage_is_refused_and_nothing_is_written(tmp_path: Path, run_id: str) -> None:
+    store = Store(str(tmp_path / "storage"))
+    for call in (lambda: create_run(store, run_id, {}), lambda: read_run(store, run_id)):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.code is ErrorCode.RUN_ID_INVALID
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_created_once(store: Store) -> None:
+    create_run(store, "r", {"first": True})
+    with pytest.raises(UserError) as caught:
+        create_run(store, "r", {"first": False})
+    assert caught.value.code is ErrorCode.RUN_EXISTS
+    assert read_run(store, "r").definition == {"first": True}
+
+
+def test_an_unknown_run_is_told_with_the_nearest_id_and_nothing_is_written(store: Store) -> None:
+    create_run(store, "tuesday-night", {})
+    before = store.list("")
+    for call in (read_run, request_cancel):
+        with pytest.raises(UserError, match="Did you mean tuesday-night") as caught:
+            call(store, "tuesday-nite")
+        assert caught.value.code is ErrorCode.RUN_UNKNOWN
+    assert store.list("") == before
+
+
+def test_a_new_run_is_pending_and_becomes_resumable_when_nobody_takes_it(store: Store) -> None:
+    create_run(store, "r", {})
+    assert read_run(store, "r").status is RunStatus.PENDING
+    stored = json.loads(store.get("runs/r/definition.json") or b"")
+    store.put("runs/r/definition.json", json.dumps({**stored, "created_at": time.time() - 60}).encode())
+    assert read_run(store, "r").status is RunStatus.RESUMABLE
+
+
+def claimed_by(store: Store, owner: dict[str, object], *, beat_s_ago: float) -> None:
+    create_run(store, "r", {})
+    at = time.time() - 60
+    record = {"kind": "claimed", "seq": 0, "epoch": 1, "time": at, "owner": owner, "steps": ["a"]}
+    store.put("runs/r/journal/000000000000.json", json.dumps(record).encode())
+    beat = {"epoch": 1, "owner": owner, "time": time.time() - beat_s_ago, "n": 1, "released": False}
+    store.put(heartbeat_key("r"), json.dumps(beat).encode())
+
+
+def test_a_driver_that_shows_signs_of_life_is_running(store: Store) -> None:
+    claimed_by(store, this_process(), beat_s_ago=1.0)
+    state = read_run(store, "r")
+    assert state.status is RunStatus.RUNNING
+    assert state.heartbeat_age_s is not None
+    assert 1.0 <= state.heartbeat_age_s < 15.0
+    assert state.owner is not None
+    assert state.owner["pid"] == os.getpid()
+
+
+def test_a_silent_driver_of_another_host_is_given_up(store: Store) -> None:
+    claimed_by(store, {**this_process(), "host": "elsewhere"}, beat_s_ago=16.0)
+    assert read_run(store, "r").status is RunStatus.RESUMABLE
+
+
+def test_a_driver_whose_process_on_this_host_is_dead_is_given_up_at_once(store: Store) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", "import json; from verl_workflow.workflow import *; print(json.dumps(this_process()))"],
+        check=True,
+        capture_output=True,
+    )
+    claimed_by(store, json.loads(child.stdout), beat_s_ago=0.0)
+    assert read_run(store, "r").status is RunStatus.RESUMABLE
+
+
+def test_a_process_counts_as_dead_only_where_that_can_be_seen() -> None:
+    here = this_process()
+    gone = {**here, "started": here["started"] - 1}
+    assert not is_dead(here)
+    assert is_dead(gone)
+    for place in ({"host": "elsewhere"}, {"boot": "another"}, {"pids": "pid:[1]"}, {"pid": None}, {"started": None}):
+        assert not is_dead({**gone, **place})
+    assert not is_dead({})
+
+
+def test_a_driver_that_has_stopped_by_itself_is_not_waited_for(store: Store, marks: Path) -> None:
+    create_run(store, "r", {})
+    plan = diamond(marks)
+
+    class Full(Store):
+        def put(self, key: str, data: bytes) -> None:
+            if "/values/d-" in key:
+                raise VerlWorkflowError(ErrorCode.STORAGE, "full")
+            super().put(key, data)
+
+    with pytest.raises(VerlWorkflowError, match="full"):
+        drive(Full(store.uri), "r", plan)
+    assert read_run(store, "r").status is RunStatus.RESUMABLE
+    assert drive(store, "r", plan, lease_s=3600.0).status is RunStatus.SUCCEEDED
+
+
+DAMAGES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "foreign": lambda data: b'{"hello": "world"}',
+    "of a later version": lambda data: data.replace(b'"step_started"', b'"step_paused"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_is_named_and_stops_that_run_only(store: Store, marks: Path, damage: str) -> None:
+    for run_id in ("a", "b", "c"):
+        create_run(store, run_id, {})
+        drive(store, run_id, diamond(marks))
+    key = "runs/b/journal/000000000001.json"
+    store.put(key, DAMAGES[damage](store.get(key)))
+    with pytest.raises(VerlWorkflowError) as caught:
+        read_run(store, "b")
+    assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
+    assert caught.value.where == key
+    assert "Restore" in str(caught.value)
+    found = {state.run_id: state for state in list_runs(store)}
+    assert [state.status.value for state in found.values()] == ["succeeded", "damaged", "succeeded"]
+    assert key in str(found["b"].error)
+
+
+def test_a_missing_record_is_named(store: Store, marks: Path) -> None:
+    create_run(store, "r", {})
+    drive(store, "r", diamond(marks))
+    store.delete("runs/r/journal/000000000003.json")
+    with pytest.raises(VerlWorkflowError, match=r"000000000003\.json"):
+        read_run(store, "r")
+
+
+@pytest.mark.parametrize("damage", [b"11", b"", None])
+def test_a_value_that_is_not_the_recorded_one_is_never_used(store: Store, marks: Path, damage: bytes | None) -> None:
+    create_run(store, "r", {})
+    drive(store, "r", diamond(marks))
+    state = read_run(store, "r")
+    committed = state.steps["d"].committed
+    assert committed is not None
+    store.delete(committed.value_key) if damage is None else store.put(committed.value_key, damage)
+    assert state.steps["c"].value == 4
+    with pytest.raises(VerlWorkflowError) as caught:
+        _ = read_run(store, "r").steps["d"].value
+    assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
+    assert committed.value_key in str(caught.value)
+
+
+def test_a_damaged_definition_is_named(store: Store) -> None:
+    create_run(store, "r", {})
+    store.put("runs/r/definition.json", b"{")
+    with pytest.raises(VerlWorkflowError, match=r"runs/r/definition.json"):
+        read_run(store, "r")
+    assert list_runs(store)[0].status is RunStatus.DAMAGED
+
+
+def test_folders_that_are_no_runs_are_not_listed(store: Store) -> None:
+    create_run(store, "r", {})
+    store.put("runs/leftover/artifacts/x", b"")
+    store.put("runs/.trash/definition.json", b"{}")
+    assert [state.run_id for state in list_runs(store)] == ["r"]
+
+
+def test_reading_runs_needs_no_ray() -> None:
+    code = "import sys; import verl_workflow.workflow; sys.exit(any(m in sys.modules for m in ('ray', 'torch')))"
+    subprocess.run([sys.executable, "-c", code], check=True)
