@@ -136,7 +136,7 @@ def test_a_run_shows_changes_on_stderr_and_its_result_on_stdout(
     assert lines[0].startswith("run r1: succeeded after 0:0")
     assert lines[1].startswith('  first     {"count": 7} (0:0')
     assert lines[2].startswith('  second    {"total": 14} (0:0')
-    assert shown.stderr.splitlines()[0] == "run r1"
+    assert shown.stderr.splitlines()[0] == "run r1: starting Ray on this machine"
     assert "second: succeeded" in shown.stderr
     assert "resume with" not in shown.output
     assert started.runs[0].closed

@@ -52,6 +52,7 @@ def run(
         _Session(
             run_id=definition.run_id,
             storage=definition.storage,
+            address=cluster,
             begin=lambda: start(definition, address=cluster),
             detach=detach,
             quiet=quiet,
@@ -83,6 +84,7 @@ def resume(
         _Session(
             run_id=run_id,
             storage=store.uri,
+            address=cluster,
             begin=lambda: take_up(store.uri, run_id, address=cluster, force=force),
             ended_epoch=state.epoch if state.status in TERMINAL_STATES else None,
             detach=detach,
@@ -97,6 +99,7 @@ class _Session:
 
     run_id: str
     storage: str
+    address: str | None
     begin: Callable[[], Run]
     detach: bool
     quiet: bool
@@ -111,7 +114,7 @@ class _Session:
         with signals_as_interrupts():
             try:
                 if not self.quiet:
-                    note(f"run {self.run_id}")
+                    note(f"run {self.run_id}: {self._joining()}")
                 run = self.begin()
                 for warning in run.warnings:
                     note(f"warning: {warning}")
@@ -180,6 +183,9 @@ class _Session:
             note("stopped before the run was recorded")
         if self.as_json:
             print_json({"run_id": self.run_id, "storage": self.storage, "interrupted": True})
+
+    def _joining(self) -> str:
+        return "starting Ray on this machine" if self.address is None else f"joining Ray at {self.address}"
 
     def _recorded(self) -> bool:
         from verl_workflow.storage import Store
