@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,16 +149,10 @@ def check_training(document: Document) -> list[UserError]:
     errors: list[UserError] = []
     for stage in document.pipeline.stages:
         if isinstance(stage, VerlStage):
-            for error in check_verl_stage(stage):
-                field = error.where.split(".") if error.where else []
-                place = document.where(("stages", stage.name, *field))
-                errors.append(
-                    UserError(
-                        error.code,
-                        error.what,
-                        where=f"{place}: {stage.name}" + (f".{error.where}" if field else ""),
-                        value=error.value,
-                        remedy=error.remedy,
-                    )
-                )
+            place = partial(_place, document, stage.name)
+            errors.extend(check_verl_stage(stage, where=place))
     return errors
+
+
+def _place(document: Document, stage: str, field: tuple[str, ...]) -> str:
+    return document.where(("stages", stage, *field))

@@ -9,7 +9,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.spec._model import REFERENCE, VerlStage
 from verl_workflow.training._config import ENGINE
-from verl_workflow.training._overrides import Inputs, settings, user_overrides, world_size
+from verl_workflow.training._overrides import Inputs, cpus_needed, settings, user_overrides, world_size
 from verl_workflow.training._schema import Schema, fits, schema
 
 Where = Callable[[tuple[str, ...]], str]
@@ -92,9 +92,20 @@ def check_verl_stage(
     Returns:
         One UserError for each mistake, most of them OVERRIDE_INVALID; empty when there are none.
     """
+    return check_settings(spec, _likely(spec, model_path), train_rows=train_rows, where=where)
+
+
+def required_resources(spec: VerlStage) -> dict[str, float]:
+    """What verl's actors hold on the cluster while the stage trains, by Ray's names: ``{"CPU": 6.0, "GPU": 1.0}``."""
+    chosen = _likely(spec, None)
+    return {"CPU": float(cpus_needed(chosen)), "GPU": float(world_size(chosen))}
+
+
+def _likely(spec: VerlStage, model_path: Path | None) -> dict[str, Any]:
+    """The settings as far as they are known before the cluster and the inputs are."""
     device = spec.device if spec.device != "auto" else "cuda" if spec.rollout != "hf" else "cpu"
     nowhere = Path("/")
-    chosen = settings(
+    return settings(
         spec,
         Inputs(
             device=device,
@@ -105,7 +116,6 @@ def check_verl_stage(
             checkpoints=nowhere,
         ),
     )
-    return check_settings(spec, chosen, train_rows=train_rows, where=where)
 
 
 def check_settings(
