@@ -19,7 +19,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError
 
 # What a promote stage hands to its gate.
-GATE_NAMES = frozenset({"candidate", "champion", "rows"})
+GATE_NAMES = frozenset({"candidate", "champion", "difference", "rows"})
 
 _LIMIT = 2000
 _DEPTH = 64
