@@ -15,25 +15,21 @@ from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.gates import GATE_NAMES, check_gate
 from verl_workflow.spec import _functions
 from verl_workflow.spec._model import (
+    CLASSES,
+    FUNCTION_PATTERN,
     OUTPUTS,
     REFERENCE,
-    DataStage,
-    EvaluateStage,
     FieldPath,
     Head,
     Model,
     Pipeline,
-    PromoteStage,
-    PythonStage,
-    Source,
-    Stage,
-    VerlStage,
 )
 from verl_workflow.spec._words import did_you_mean, label
 from verl_workflow.spec._yaml import Places
 
 RESERVED = frozenset({"model", "params"})
 _PACKAGE = "package:"
+_URI = re.compile(r"[A-Za-z][\w+.-]*://")
 # Outputs that are files or folders, which inputs other than `args` need.
 _FILES: Mapping[str, frozenset[str]] = {
     "data": frozenset({"train", "validation", "rejected"}),
@@ -45,12 +41,38 @@ _FILES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stage as far as it could be understood. Attributes: stage is None when it has mistakes of its own."""
+    """A stage as it is written, right or wrong.
+
+    Attributes:
+        kind: None when it is not known. path: where it stands. body: plain data; what does not have the right type is
+            passed over here, for it is told elsewhere.
+    """
 
     name: str
     kind: str | None
     path: FieldPath
-    stage: Stage | None
+    body: Mapping[str, Any]
+
+    def inputs(self) -> Iterator[tuple[FieldPath, str]]:
+        """All texts in fields that may hold references."""
+        model = CLASSES.get(self.kind or "")
+        for field in model.INPUTS if model is not None else ():
+            yield from _texts(self.body.get(field, model.model_fields[field].default), (field,))  # type: ignore[union-attr]
+
+    def after(self) -> Iterator[tuple[FieldPath, str]]:
+        """The names in `after`."""
+        names = self.body.get("after")
+        yield from ((path, name) for path, name in _texts(names, ("after",)) if len(path) == 2)
+
+    def edges(self) -> dict[str, FieldPath]:
+        """The stages this one names, each with the field that does."""
+        found: dict[str, FieldPath] = {}
+        for path, text in self.inputs():
+            for match in REFERENCE.finditer(text):
+                found.setdefault(match.group(1), path)
+        for path, name in self.after():
+            found.setdefault(name, path)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +90,15 @@ def check(pipeline: Pipeline, base_dir: Path) -> list[UserError]:
     Args:
         base_dir: folder in which code and relative data paths lie.
     """
-    parts = [Part(name=s.name, kind=s.kind, path=("stages", s.name), stage=s) for s in pipeline.stages]
+    parts = [
+        Part(
+            name=stage.name,
+            kind=stage.kind,
+            path=("stages", stage.name),
+            body=stage.model_dump(mode="json", warnings=False),
+        )
+        for stage in pipeline.stages
+    ]
     draft = Draft(head=pipeline, has_model=pipeline.model is not None, parts=parts)
     return check_draft(draft, base_dir, Places(file="", spots={}))
 
@@ -90,8 +120,7 @@ class _Checker:
         if self.draft.head is not None:
             yield from self._head(self.draft.head)
         for part in self.draft.parts:
-            if part.stage is not None:
-                yield from self._stage(part, part.stage)
+            yield from self._stage(part)
         yield from self._cycles()
 
     def _names(self) -> Iterator[UserError]:
@@ -128,36 +157,38 @@ class _Checker:
         elif model.gguf is not None and not _at(self.base_dir, model.gguf).is_file():
             yield self._missing(("model", "gguf"), "the GGUF file does not exist", model.gguf)
 
-    def _stage(self, part: Part, stage: Stage) -> Iterator[UserError]:
-        for index, name in enumerate(stage.after):
+    def _stage(self, part: Part) -> Iterator[UserError]:
+        for path, name in part.after():
             if name == part.name:
-                yield self._error(part, ("after", index), "the stage comes after itself", name, "Drop it.")
+                yield self._error(part, path, "the stage comes after itself", name, "Drop it.")
             elif name not in self.kinds:
-                yield self._unknown_stage(part, ("after", index), name, name)
-        for path, value in _texts(stage.model_dump(mode="json", include=set(stage.INPUTS), warnings=False)):
+                yield self._unknown_stage(part, path, name, name)
+        for path, value in part.inputs():
             yield from self._input(part, path, value)
-        yield from self._stray(part, stage)
-        for path, function in _function_fields(stage):
+        for path, function in _functions_of(part.body):
             where = self._where((*part.path, *path))
             yield from _caught(partial(_functions.check_function, function, self.base_dir, where))
-        for path, pattern, many in data_paths(stage):
-            if not has_files(self.base_dir, pattern, many=many):
+        for path, pattern, many in data_paths(part.kind, part.body):
+            if not _is_there(self.base_dir, pattern, many=many):
                 what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
                 yield self._missing((*part.path, *path), what, pattern)
-        if isinstance(stage, PromoteStage):
-            yield from self._promotion(part, stage)
+        yield from self._stray(part)
+        if part.kind == "promote":
+            yield from self._promotion(part)
 
-    def _stray(self, part: Part, stage: Stage) -> Iterator[UserError]:
+    def _stray(self, part: Part) -> Iterator[UserError]:
         """References in fields that nothing resolves."""
-        if isinstance(stage, (DataStage, VerlStage, EvaluateStage)) and stage.reward is not None:
-            for path, value in _texts(stage.reward.kwargs, ("reward", "kwargs")):
-                match = REFERENCE.fullmatch(value)
-                if match is not None and match.group(1) in self.kinds:
-                    what = "a reward cannot refer to a stage's output"
-                    yield self._error(part, path, what, value, f"References go in {', '.join(stage.INPUTS)}.")
+        reward = part.body.get("reward")
+        kwargs = reward.get("kwargs") if isinstance(reward, Mapping) else None
+        for path, value in _texts(kwargs, ("reward", "kwargs")):
+            match = REFERENCE.fullmatch(value)
+            if match is not None and match.group(1) in self.kinds:
+                what = "a reward cannot refer to a stage's output"
+                yield self._error(part, path, what, value, "Write the value itself.")
 
     def _input(self, part: Part, path: FieldPath, value: str) -> Iterator[UserError]:
-        if "${" not in value:
+        # A param that could not be put in has been told already.
+        if "${" not in value or "${params" in value:
             return
         match = REFERENCE.fullmatch(value)
         if match is None:
@@ -165,8 +196,6 @@ class _Checker:
             yield self._error(part, path, what, value, "Write it like ${stage.output}.")
             return
         name, output = match.groups()
-        if name == "params":
-            return
         if name == "model":
             yield from self._model_reference(part, path, value, output)
         elif name == part.name:
@@ -198,32 +227,38 @@ class _Checker:
             remedy = f"Files of {name}: {', '.join(f'${{{name}.{each}}}' for each in sorted(_FILES[kind]))}."
             yield self._error(part, path, what, value, remedy)
 
-    def _promotion(self, part: Part, stage: PromoteStage) -> Iterator[UserError]:
-        match = REFERENCE.fullmatch(stage.evaluation)
-        kind = self.kinds.get(match.group(1), "evaluate") if match is not None else None
-        right = match is not None and match.group(2) is None and kind in {"evaluate", None}
-        if not right and not (match is not None and match.group(1) not in self.kinds):
-            stages = [f"${{{name}}}" for name, each in self.kinds.items() if each == "evaluate"]
+    def _promotion(self, part: Part) -> Iterator[UserError]:
+        evaluation, gate = part.body.get("evaluation"), part.body.get("gate")
+        match = REFERENCE.fullmatch(evaluation) if isinstance(evaluation, str) else None
+        # A stage that does not exist, or is of no known kind, has been told already.
+        unsure = match is not None and self.kinds.get(match.group(1)) is None and match.group(1) not in RESERVED
+        right = match is not None and match.group(2) is None and self.kinds.get(match.group(1)) == "evaluate"
+        if isinstance(evaluation, str) and not right and not unsure:
+            stages = [f"${{{name}}}" for name, kind in self.kinds.items() if kind == "evaluate"]
             remedy = f"Evaluate stages: {', '.join(stages)}." if stages else "Add a stage of kind evaluate."
-            yield self._error(part, ("evaluation",), "evaluation has to be an evaluate stage", stage.evaluation, remedy)
-        try:
-            check_gate(stage.gate, GATE_NAMES)
-        except UserError as error:
-            where = self._where((*part.path, "gate"))
-            yield UserError(error.code, error.what, where=where, value=error.value, remedy=error.remedy)
+            yield self._error(part, ("evaluation",), "this has to be an evaluate stage", evaluation, remedy)
+        if isinstance(gate, str):
+            try:
+                check_gate(gate, GATE_NAMES)
+            except UserError as error:
+                where = self._where((*part.path, "gate"))
+                yield UserError(error.code, error.what, where=where, value=error.value, remedy=error.remedy)
 
     def _cycles(self) -> Iterator[UserError]:
-        needs = {part.name: sorted(part.stage.needs() & set(self.kinds)) for part in self.draft.parts if part.stage}
+        edges = {part.name: part.edges() for part in self.draft.parts}
+        needs = {name: [target for target in targets if target in edges] for name, targets in edges.items()}
         done: set[str] = set()
         for start in needs:
             cycle = _cycle_from(start, needs, done)
             if cycle is not None:
+                # Told from the stage that is written first.
+                first = min(range(len(cycle)), key=lambda index: list(needs).index(cycle[index]))
+                cycle = [*cycle[first:], *cycle[:first], cycle[first]]
                 part = next(part for part in self.draft.parts if part.name == cycle[0])
-                where = self._where((*part.path, *_edge(part.stage, cycle[1])))
                 yield UserError(
                     ErrorCode.SPEC_INVALID,
                     f"the stages wait for each other: {' -> '.join(cycle)}",
-                    where=where,
+                    where=self._where((*part.path, *edges[part.name][cycle[1]])),
                     remedy="Drop one of these references.",
                 )
 
@@ -253,32 +288,23 @@ class _Checker:
         return self.places.at(path, key=key) or label(path, names)
 
 
-def data_paths(stage: Stage) -> Iterator[tuple[FieldPath, str, bool]]:
+def data_paths(kind: str | None, body: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str, bool]]:
     """The literal data files and folders a stage names: (path of the field, what is written, whether globs count)."""
-    if isinstance(stage, DataStage):
-        for field, source in (("source", stage.source), ("validation", stage.validation)):
-            if isinstance(source, Source):
-                yield from _source_paths(field, source)
-        return
-    for field in stage.INPUTS if isinstance(stage, (VerlStage, EvaluateStage)) else ():
-        value = getattr(stage, field)
-        if _is_path(value):
-            yield (field,), value, False
+    fields: list[tuple[FieldPath, Any]] = []
+    if kind == "data":
+        for name in ("source", "validation"):
+            source = body.get(name)
+            if isinstance(source, Mapping):
+                fields += [((name, key), source.get(key)) for key in ("parquet", "jsonl")]
+    elif kind in {"verl", "evaluate"}:
+        fields = [((name,), body.get(name)) for name in CLASSES[kind].INPUTS]
+    for path, value in fields:
+        for inner, text in _texts(value, path):
+            if "${" not in text and not _URI.match(text):
+                yield inner, text, kind == "data"
 
 
-def _source_paths(field: str, source: Source) -> Iterator[tuple[FieldPath, str, bool]]:
-    for key in ("parquet", "jsonl"):
-        value = getattr(source, key)
-        if isinstance(value, str) and _is_path(value):
-            yield (field, key), value, True
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                if _is_path(item):
-                    yield (field, key, index), item, True
-
-
-def has_files(base_dir: Path, pattern: str, *, many: bool) -> bool:
-    """Whether something is at a path, or (`many`) a file matches it as a glob."""
+def _is_there(base_dir: Path, pattern: str, *, many: bool) -> bool:
     path = _at(base_dir, pattern)
     if not many:
         return path.exists()
@@ -290,19 +316,18 @@ def _at(base_dir: Path, text: str) -> Path:
     return (base_dir / Path(text).expanduser()).absolute()
 
 
-def _is_path(text: str) -> bool:
-    return "${" not in text and not re.match(r"[A-Za-z][\w+.-]*://", text)
-
-
 def _near(path: Path) -> str:
     return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()]) if path.parent.is_dir() else ""
 
 
-def _function_fields(stage: Stage) -> Iterator[tuple[FieldPath, str]]:
-    if isinstance(stage, PythonStage):
-        yield ("function",), stage.function
-    elif isinstance(stage, (DataStage, VerlStage, EvaluateStage)) and stage.reward is not None:
-        yield ("reward", "function"), stage.reward.function
+def _functions_of(body: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
+    reward = body.get("reward")
+    fields: list[tuple[FieldPath, Any]] = [(("function",), body.get("function"))]
+    if isinstance(reward, Mapping):
+        fields.append((("reward", "function"), reward.get("function")))
+    for path, value in fields:
+        if isinstance(value, str) and re.match(FUNCTION_PATTERN, value) and "${" not in value:
+            yield path, value
 
 
 def _texts(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
@@ -316,15 +341,8 @@ def _texts(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
             yield from _texts(item, (*path, index))
 
 
-def _edge(stage: Any, target: str) -> FieldPath:
-    for path, name, _ in stage.references():
-        if name == target:
-            return tuple(path)
-    return ("after", stage.after.index(target))
-
-
 def _cycle_from(start: str, needs: Mapping[str, Sequence[str]], done: set[str]) -> list[str] | None:
-    """A cycle of two or more stages that is reached from `start`, as [a, b, a]; each stage is visited once overall."""
+    """A cycle of two or more stages that is reached from `start`; each stage is visited once overall."""
     trail: list[str] = []
     stack: list[tuple[str, Iterator[str]]] = []
 
@@ -339,8 +357,7 @@ def _cycle_from(start: str, needs: Mapping[str, Sequence[str]], done: set[str]) 
         name, rest = stack[-1]
         for target in rest:
             if target in trail and target != name:
-                cycle = trail[trail.index(target) :]
-                return [*cycle, target]
+                return trail[trail.index(target) :]
             if target not in done:
                 enter(target)
                 break

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,27 +15,17 @@ from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.spec._check import Draft, Part, check_draft, data_paths
 from verl_workflow.spec._dump import plain
 from verl_workflow.spec._model import (
-    OUTPUTS,
-    DataStage,
-    EvaluateStage,
+    CLASSES,
     FieldPath,
     Head,
     Model,
     Pipeline,
-    PromoteStage,
-    PythonStage,
     Stage,
-    VerlStage,
 )
 from verl_workflow.spec._params import read_params, substitute
 from verl_workflow.spec._python import is_python, pipeline_from_python
 from verl_workflow.spec._words import did_you_mean, explain
 from verl_workflow.spec._yaml import Places, read_yaml
-
-CLASSES: Mapping[str, type[DataStage | VerlStage | EvaluateStage | PromoteStage | PythonStage]] = {
-    get_args(each.model_fields["kind"].annotation)[0]: each
-    for each in (DataStage, VerlStage, EvaluateStage, PromoteStage, PythonStage)
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,23 +95,20 @@ def _assemble(data: dict[str, Any], given: Mapping[str, Any], path: Path, places
     errors += found
     head, found = _head(body, data.get("params"), places, ignore_params=bool(errors))
     errors += found
-    parts, found = _parts(body, places)
+    stages, parts, found = _parts(body, places)
     errors += found
     draft = Draft(head=head, has_model=body.get("model") is not None, parts=parts)
     errors += check_draft(draft, path.parent, places)
     if errors:
         raise UserErrors(sorted(_unique(errors), key=_position))
-    assert head is not None
-    stages = [_absolute(part.stage, path.parent) for part in parts if part.stage is not None]
+    stages = [_absolute(stage, path.parent) for stage in stages]
     model = None if head.model is None else _absolute_model(head.model, path.parent)
     fields = {name: getattr(head, name) for name in Head.model_fields}
     pipeline = Pipeline(**{**fields, "model": model, "stages": stages})
     return Document(pipeline=pipeline, path=path, params=values, places=places)
 
 
-def _head(
-    body: Mapping[str, Any], params: Any, places: Places, *, ignore_params: bool
-) -> tuple[Head | None, list[UserError]]:
+def _head(body: Mapping[str, Any], params: Any, places: Places, *, ignore_params: bool) -> tuple[Head, list[UserError]]:
     fields = {key: value for key, value in body.items() if key != "stages"}
     if params is not None and not ignore_params:
         fields["params"] = params
@@ -138,78 +125,78 @@ def _head(
     try:
         return Head.model_validate(fields), errors
     except ValidationError as error:
-        return None, errors + explain(error, Head, fields, prefix=(), shown="", places=places, also=["stages"])
+        errors += explain(error, Head, fields, prefix=(), shown="", places=places, also=["stages"])
+        wrong = {detail["loc"][0] for detail in error.errors(include_url=False)}
+        # What is right of it is checked further.
+        rest = {key: value for key, value in fields.items() if key not in wrong}
+        return Head.model_validate({"name": "unnamed", **rest}), errors
 
 
-def _parts(body: Mapping[str, Any], places: Places) -> tuple[list[Part], list[UserError]]:
-    stages = body.get("stages")
+def _parts(body: Mapping[str, Any], places: Places) -> tuple[list[Stage], list[Part], list[UserError]]:
+    """The stages that are right in themselves; all that have a name; the mistakes."""
+    written = body.get("stages")
+    where = places.at(("stages",))
     if "stages" not in body:
-        return [], [_error("the pipeline has no 'stages'", places.at((), key=True), None, "Add `stages:`.")]
-    if not isinstance(stages, (Mapping, list)):
+        return [], [], [_error("the pipeline has no 'stages'", places.at((), key=True), None, "Add `stages:`.")]
+    if not isinstance(written, (Mapping, list)):
         remedy = "Write `stages: {name: {kind: ...}}`."
-        shown = "null" if stages is None else stages
-        return [], [_error("stages should be a mapping of names to stages", places.at(("stages",)), shown, remedy)]
-    if not stages:
-        return [], [_error("the pipeline has no stage", places.at(("stages",)), None, "Add one under `stages`.")]
+        return [], [], [_error("stages should be a mapping of names to stages", where, _told(written), remedy)]
+    if not written:
+        return [], [], [_error("the pipeline has no stage", where, None, "Add one under `stages`.")]
+    stages: list[Stage] = []
     parts: list[Part] = []
     errors: list[UserError] = []
-    items = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
-    for key, stage in items:
+    for key, stage_body in written.items() if isinstance(written, Mapping) else enumerate(written):
         path: FieldPath = ("stages", key)
-        if not isinstance(stage, Mapping):
-            shown = "null" if stage is None else stage
-            errors.append(_error(f"{_shown(path)} should be a mapping", places.at(path), shown, "Give it a `kind`."))
-            if isinstance(key, str):
-                parts.append(Part(name=key, kind=None, path=path, stage=None))
-            continue
-        part, found = _part(path, stage, places)
-        errors += found
-        if part is not None:
-            parts.append(part)
-    return parts, errors
+        fields = stage_body if isinstance(stage_body, Mapping) else {}
+        name = key if isinstance(key, str) else fields.get("name")
+        kind = fields.get("kind")
+        if isinstance(name, str):
+            known = kind if isinstance(kind, str) and kind in CLASSES else None
+            parts.append(Part(name=name, kind=known, path=path, body=fields))
+        stage = _stage(path, name, stage_body, places)
+        if isinstance(stage, list):
+            errors += stage
+        else:
+            stages.append(stage)
+    return stages, parts, errors
 
 
-def _part(path: FieldPath, body: Mapping[str, Any], places: Places) -> tuple[Part | None, list[UserError]]:
+def _stage(path: FieldPath, name: Any, body: Any, places: Places) -> Stage | list[UserError]:
     in_mapping = isinstance(path[1], str)
+    shown = f"stages.{name}" if isinstance(name, str) else f"stages[{path[1]}]"
+    if not isinstance(body, Mapping):
+        return [_error(f"{shown} should be a mapping", places.at(path), _told(body), "Give it a `kind`.")]
     if in_mapping and "name" in body:
-        where = places.at((*path, "name"), key=True)
         remedy = "Drop `name`: the key in front of the stage is its name."
-        part = Part(name=str(path[1]), kind=_kind_of(body), path=path, stage=None)
-        return part, [_error(f"{_shown(path)} has a name of its own", where, body["name"], remedy)]
-    name = path[1] if in_mapping else body.get("name")
-    shown = f"stages.{name}" if isinstance(name, str) else _shown(path)
-    named = isinstance(name, str)
+        where = places.at((*path, "name"), key=True)
+        return [_error(f"{shown} has a name of its own", where, _told(body["name"]), remedy)]
+    kinds = ", ".join(CLASSES)
     if "kind" not in body:
-        remedy = f"Add `kind:`, one of {', '.join(CLASSES)}."
-        hint = [key for key in body if did_you_mean(key, ["kind"])]
-        remedy = f"Did you mean 'kind' by {hint[0]!r}? {remedy}" if hint else remedy
-        error = _error(f"{shown} has no 'kind'", places.at(path, key=True), None, remedy)
-        return (Part(name=str(name), kind=None, path=path, stage=None) if named else None), [error]
+        meant = [key for key in body if did_you_mean(key, ["kind"])]
+        hint = f"Did you mean 'kind' by {meant[0]!r}? " if meant else ""
+        where = places.at(path, key=True)
+        return [_error(f"{shown} has no 'kind'", where, None, f"{hint}Add `kind:`, one of {kinds}.")]
     kind = body["kind"]
     if not isinstance(kind, str) or kind not in CLASSES:
-        remedy = f"{did_you_mean(kind, CLASSES)}Kinds: {', '.join(CLASSES)}."
-        error = _error(f"{shown}: unknown kind of stage", places.at((*path, "kind")), kind, remedy)
-        return (Part(name=str(name), kind=None, path=path, stage=None) if named else None), [error]
+        remedy = f"{did_you_mean(kind, CLASSES)}Kinds: {kinds}."
+        return [_error(f"{shown}: unknown kind of stage", places.at((*path, "kind")), _told(kind), remedy)]
     model = CLASSES[kind]
-    fields = {**body, "name": name} if in_mapping else dict(body)
+    fields = {**body, "name": name} if in_mapping else body
     try:
-        stage: Stage | None = model.model_validate(fields)
-        errors: list[UserError] = []
+        return model.model_validate(fields)
     except ValidationError as error:
-        stage = None
         hidden = ["name"] if in_mapping else []
-        errors = explain(error, model, fields, prefix=path, shown=shown, places=places, hidden=hidden)
-    return (Part(name=str(name), kind=kind, path=path, stage=stage) if named else None), errors
+        return explain(error, model, fields, prefix=path, shown=shown, places=places, hidden=hidden)
 
 
-def _kind_of(body: Mapping[str, Any]) -> str | None:
-    kind = body.get("kind")
-    return kind if isinstance(kind, str) and kind in OUTPUTS else None
+def _told(value: Any) -> Any:
+    return "null" if value is None else value
 
 
 def _absolute(stage: Stage, base_dir: Path) -> Stage:
     fields = stage.model_dump()
-    for path, text, _ in data_paths(stage):
+    for path, text, _ in data_paths(stage.kind, fields):
         target: Any = fields
         for step in path[:-1]:
             target = target[step]
@@ -239,10 +226,6 @@ def _unique(errors: list[UserError]) -> list[UserError]:
 def _position(error: UserError) -> tuple[int, int]:
     match = re.search(r":(\d+):(\d+)$", error.where)
     return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
-
-
-def _shown(path: FieldPath) -> str:
-    return f"stages.{path[1]}" if isinstance(path[1], str) else f"stages[{path[1]}]"
 
 
 def _error(what: str, where: str, value: Any, remedy: str) -> UserError:

@@ -64,7 +64,7 @@ Inputs = Annotated[
 OUTPUTS: Mapping[str, frozenset[str] | None] = {
     "data": frozenset({"train", "validation", "rejected", "rows"}),
     "verl": frozenset({"model", "checkpoint", "metrics", "step", "reward"}),
-    "evaluate": frozenset({"model", "candidate", "champion", "rows", "results"}),
+    "evaluate": frozenset({"model", "candidate", "champion", "difference", "rows", "data", "results"}),
     "promote": frozenset({"promoted", "reason", "version", "model"}),
     "python": None,
 }
@@ -368,6 +368,15 @@ Stage = Annotated[
     | Annotated[PythonStage, Tag("python")],
     Discriminator(_kind),
 ]
+
+
+CLASSES: Mapping[str, type[DataStage | VerlStage | EvaluateStage | PromoteStage | PythonStage]] = {
+    "data": DataStage,
+    "verl": VerlStage,
+    "evaluate": EvaluateStage,
+    "promote": PromoteStage,
+    "python": PythonStage,
+}
 
 
 class Head(_Strict):

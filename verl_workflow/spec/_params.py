@@ -135,8 +135,8 @@ def _checked(name: str, param: Param, value: Any, shown: str, place: str, values
         limit = problem.validator_value
         words = {
             "enum": f"should be one of {', '.join(map(str, limit)) if isinstance(limit, list) else limit}",
-            "minimum": f"should be at least {limit}",
-            "maximum": f"should be at most {limit}",
+            "minimum": f"should be at least {_short(limit)}",
+            "maximum": f"should be at most {_short(limit)}",
             "pattern": f"should match {limit}",
         }[str(problem.validator)]
         hint = did_you_mean(value, map(str, limit)).strip() if problem.validator == "enum" else ""
@@ -151,6 +151,10 @@ def _checked(name: str, param: Param, value: Any, shown: str, place: str, values
 def _example(name: str, param: Param) -> str:
     example = {"string": "text", "integer": "3", "number": "0.5", "boolean": "true"}[param.type]
     return f"Write it like -p {name}={example}."
+
+
+def _short(limit: Any) -> str:
+    return f"{limit:.15g}" if isinstance(limit, float) else str(limit)
 
 
 def _text(value: Any) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_workflow.spec._load import CLASSES
-from verl_workflow.spec._model import NAME_PATTERN, Head
+from verl_workflow.spec._model import CLASSES, NAME_PATTERN, Head
 
 _PARAM = {"type": "string", "pattern": r"\$\{params\.", "description": "a param's value"}
 

@@ -36,8 +36,9 @@ _PATTERNS = {
 
 def did_you_mean(value: Any, options: Iterable[str]) -> str:
     """``Did you mean 'x'?`` with a space after it, or nothing when no option is near."""
-    close = difflib.get_close_matches(str(value), list(options), n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    by_lower = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.7)
+    return f"Did you mean {by_lower[close[0]]!r}? " if close and by_lower[close[0]] != value else ""
 
 
 def label(path: FieldPath, names: Mapping[int, str] | None = None) -> str:
@@ -92,7 +93,8 @@ def _one(detail: Any, path: FieldPath, *, prefix: FieldPath, shown: str, places:
         hint = did_you_mean(path[-1], keys)
         owner = _joined(shown, path[:-1])
         what = "unknown key" + (f" in {owner}" if owner else "")
-        return _error(what, places.at(whole, key=True), path[-1], f"{hint}Known: {', '.join(sorted(keys))}.")
+        known = f"Known: {', '.join(sorted(keys))}." if not hint or len(keys) <= 10 else ""
+        return _error(what, places.at(whole, key=True), path[-1], f"{hint}{known}".strip())
     where = places.at(whole)
     if kind == "value_error":
         return _error(f"{name}: {context['error']}", places.at(whole, key=True), None, "")

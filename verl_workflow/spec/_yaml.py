@@ -111,9 +111,9 @@ def read_yaml(path: Path, label: str) -> Marked:
         UserErrors: all duplicate and unusable keys.
     """
     text = _text(path, label)
-    loader = CoreLoader(text)
     try:
-        node = loader.get_single_node()
+        # Not through yaml.load: the nodes know where they stand.
+        node = CoreLoader(text).get_single_node()
     except yaml.MarkedYAMLError as error:
         raise _syntax(label, error) from error
     except yaml.reader.ReaderError as error:
@@ -127,8 +127,6 @@ def read_yaml(path: Path, label: str) -> Marked:
         ) from error
     except RecursionError as error:
         raise UserError(ErrorCode.SPEC_SYNTAX, "the YAML is nested too deeply", where=label) from error
-    finally:
-        loader.dispose()
     if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "null"):
         raise UserError(
             ErrorCode.SPEC_INVALID,
