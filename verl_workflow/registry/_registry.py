@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -255,20 +256,26 @@ class Registry:
     def _claimed(self, model: str, identity: str) -> str | None:
         """The version claimed for this identity earlier, if one was."""
         for key in self._store.list(self._key(model, "claims")):
-            if parse(self._store.get(key) or b"", key)["identity"] == identity:
+            if self._claims(key, identity):
                 return key.rsplit("/", 1)[-1].removesuffix(".json")
         return None
 
     def _claim(self, model: str, identity: str) -> str:
+        # From the first number on: whoever skips a claim it has not looked at may skip its own identity's.
         data = dump({"format": FORMAT, "identity": identity})
-        number = len(self._store.list(self._key(model, "claims")))
-        while True:
-            number += 1
+        present = set(self._store.list(self._key(model, "claims")))
+        for number in itertools.count(1):
             version = f"v{number:04d}"
             key = self._key(model, "claims", f"{version}.json")
-            # The claim found there may be this identity's own: of another attempt, or of a repeated write.
-            if self._store.create(key, data) or parse(self._store.get(key) or b"", key)["identity"] == identity:
+            if key not in present and self._store.create(key, data):
                 return version
+            # Found there: another identity's, another attempt's at this one, or a repeated write.
+            if self._claims(key, identity):
+                return version
+        raise AssertionError("numbers do not end")
+
+    def _claims(self, key: str, identity: str) -> bool:
+        return bool(parse(self._store.get(key) or b"", key).get("identity") == identity)
 
     def _numbers(self, model: str, alias: str) -> list[int]:
         prefix = self._key(_check_name(model, "model"), "aliases", _check_name(alias, "alias"))
