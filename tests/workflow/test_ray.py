@@ -17,6 +17,7 @@ from verl_workflow.workflow import (
     Driver,
     Plan,
     RayLauncher,
+    RetryPolicy,
     RunState,
     RunStatus,
     Step,
@@ -132,18 +133,17 @@ def test_a_function_that_its_worker_cannot_load_fails_at_once(store: Store) -> N
 
 @pytest.mark.fault
 def test_a_step_over_its_time_limit_loses_its_worker(store: Store, marks: Path) -> None:
-    hang = Marked(str(marks), wait_for="never")
-    plan = Plan(steps=(Step(name="a", call=hang, retry=QUICK, timeout_s=3.0),))
+    once = RetryPolicy(attempts=1)
+    plan = Plan(steps=(Step(name="a", call=Marked(str(marks), wait_for="never"), retry=once, timeout_s=6.0),))
     results: list[RunState] = []
     driving = threading.Thread(target=lambda: results.append(drive(store, plan)))
     driving.start()
-    workers = [psutil.Process(int(await_file(marks / f"a.1.{number}"))) for number in (1, 2, 3)]
+    worker = psutil.Process(int(await_file(marks / "a.1.1")))
     driving.join(60)
     assert results[0].status is RunStatus.FAILED
-    assert [attempt.error["code"] for attempt in results[0].steps["a"].attempts if attempt.error] == [
-        "step_timeout"
-    ] * 3
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert results[0].error is not None
+    assert results[0].error["code"] == "step_timeout"
+    worker.wait(20)
 
 
 @pytest.mark.fault

@@ -49,16 +49,20 @@ class RunDriver:
         import ray
 
         self._token = token
+        self._met = threading.Event()
+        self._ended = False
         # Force was meant for the owner of that moment, not for whoever has the run when Ray rebuilds the actor.
-        force = force and not ray.get_runtime_context().was_current_actor_reconstructed
-        self._thread = threading.Thread(
-            target=self._drive, args=(store_uri, run_id, plan_loader, force), name="driver", daemon=True
-        )
-        self._thread.start()
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            force = False
+            self._met.set()
+        arguments = (store_uri, run_id, plan_loader, force)
+        threading.Thread(target=self._drive, args=arguments, name="driver", daemon=True).start()
 
-    def token(self) -> str | None:
-        """Of this driver while it works; None when it is about to leave."""
-        return self._token if self._thread.is_alive() else None
+    def meet(self) -> tuple[str, bool]:
+        """This driver's token, and whether it is at work."""
+        at_work = not self._ended
+        self._met.set()
+        return self._token, at_work
 
     def _drive(self, store_uri: str, run_id: str, plan_loader: str, force: bool) -> None:
         import ray
@@ -71,6 +75,9 @@ class RunDriver:
             _log.exception("the driver of run %s has stopped", run_id)
             self._leave_word(store, run_id, error)
         finally:
+            self._ended = True
+            # Whoever starts a driver wants to have seen it, however short its life.
+            self._met.wait(_ANSWER_S)
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     def _leave_word(self, store: Store, run_id: str, error: Exception) -> None:
@@ -116,8 +123,8 @@ def start_driver(
     deadline = time.monotonic() + 2 * _ANSWER_S
     while True:
         actor = remote.remote(store_uri, run_id, plan_loader, token, force)
-        found = _token(actor)
-        if found == token or (found is not None and not force):
+        found, at_work = _meet(actor)
+        if found is not None and (found == token or (at_work and not force)):
             return DriverHandle(store_uri=store_uri, run_id=run_id, token=found, actor=actor)
         if time.monotonic() > deadline:
             raise VerlWorkflowError(
@@ -152,7 +159,7 @@ def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
             retryable=True,
         )
     try:
-        ray.get(handle.actor.token.remote(), timeout=_LOOK_S)
+        ray.get(handle.actor.meet.remote(), timeout=_LOOK_S)
     except ray.exceptions.ActorDiedError as error:
         # Its last words may have come in between.
         if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
@@ -180,15 +187,15 @@ def _load_plan(store: Store, run_id: str, plan_loader: str) -> Plan:
     return plan
 
 
-def _token(actor: Any) -> str | None:
-    """Of the driver in `actor`; None when there is none any more, or it does not answer."""
+def _meet(actor: Any) -> tuple[str | None, bool]:
+    """The token of the driver in `actor`, and whether it is at work; (None, False) when it does not answer."""
     import ray
 
     try:
-        token: str | None = ray.get(actor.token.remote(), timeout=_ANSWER_S)
+        token, at_work = ray.get(actor.meet.remote(), timeout=_ANSWER_S)
     except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
-        return None
-    return token
+        return None, False
+    return token, at_work
 
 
 def _await_gone(name: str, namespace: str, deadline: float) -> None:
