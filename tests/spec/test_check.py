@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (messages stand whole, as they are read)
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from verl_workflow.spec import (
@@ -31,6 +31,10 @@ from verl_workflow.spec import (
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 STARTER = Path(__file__).parents[2] / "verl_workflow" / "cli" / "starter" / "pipeline.yaml"
+
+# Shrinking a pipeline takes minutes.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 # Any text but what UTF-8 cannot hold, and what would be a reference.
 texts = st.text(st.characters(codec="utf-8"), max_size=12).map(lambda text: text.replace("${", "$ {"))
@@ -80,7 +84,7 @@ awkward = st.sampled_from(
         "{{ x }}",
         "\ufeff",
         "\ud7ff",
-    ]  # fmt: skip
+    ]
 )
 words = texts | awkward
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -166,9 +170,7 @@ pipelines = st.lists(names, min_size=1, max_size=3, unique=True).flatmap(
 )
 
 
-@settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=60, deadline=None, phases=PHASES, suppress_health_check=CHECKS)
 @given(pipeline=pipelines)
 def test_a_pipeline_survives_yaml(folder: Path, pipeline: Pipeline) -> None:
     text = dump(pipeline)
@@ -229,7 +231,7 @@ def test_the_example_pipelines_fit_the_json_schema(path: Path) -> None:
     validator().validate(yaml.safe_load(path.read_text()))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, phases=PHASES, suppress_health_check=CHECKS)
 @given(pipeline=pipelines)
 def test_all_pipelines_fit_the_json_schema(pipeline: Pipeline) -> None:
     from verl_workflow.spec._dump import plain

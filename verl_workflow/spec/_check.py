@@ -252,7 +252,8 @@ class _Checker:
             cycle = _cycle_from(start, needs, done)
             if cycle is not None:
                 # Told from the stage that is written first.
-                first = min(range(len(cycle)), key=lambda index: list(needs).index(cycle[index]))
+                order = [list(needs).index(name) for name in cycle]
+                first = order.index(min(order))
                 cycle = [*cycle[first:], *cycle[:first], cycle[first]]
                 part = next(part for part in self.draft.parts if part.name == cycle[0])
                 yield UserError(

@@ -46,9 +46,14 @@ class _Dumper(CoreDumper):
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         lines = data.split("\n")
-        block = len(lines) > 1 and data.strip() and all(line == line.strip() or line.rstrip() == line for line in lines)
-        block = block and lines[0][:1].strip() != "" and data.replace("\n", "").isprintable()
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if block else None)
+        if not all(line.isprintable() for line in lines):
+            # Only double quotes have escapes: YAML counts more than \n among line breaks, and folds them.
+            style = '"'
+        elif len(lines) > 1 and lines[0] == lines[0].lstrip() != "" and all(line == line.rstrip() for line in lines):
+            style = "|"
+        else:
+            style = None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
