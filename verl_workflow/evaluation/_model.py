@@ -47,6 +47,8 @@ class GreedyModel:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.bfloat16 if cuda else torch.float32, local_files_only=True
             )
+        except MemoryError:
+            raise
         # What a damaged folder raises depends on where transformers or a model's own code stumbles over it.
         except Exception as error:
             raise UserError(
