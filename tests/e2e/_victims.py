@@ -61,11 +61,18 @@ def kill_command(command: Command) -> None:
 
     Returns when all that could touch the run is gone. Ray's agents, which only report, notice a minute or two later.
     """
-    victims = [process for process in command.tree() if not process.name().endswith("Agent")]
+    victims = [process for process in command.tree() if not _is_agent(process)]
     command.process.kill()
     command.process.wait(30)
     _, left = psutil.wait_procs(victims, timeout=90)
     assert not left, f"outlived the command: {left}"
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        return process.name().endswith("Agent")
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_head(command: Command) -> None:
