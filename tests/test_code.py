@@ -110,6 +110,24 @@ def test_a_snapshot_that_fails_leaves_nothing(folder: Path, pipeline: Pipeline, 
     assert not (tmp_path / "code").exists()
 
 
+def test_a_copy_that_breaks_off_leaves_nothing(
+    folder: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+
+    def copy(source: Path, target: Path) -> None:
+        if len(copied) == 3:
+            raise OSError("disk full")
+        copied.append(target)
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr("shutil.copyfile", copy)
+    with pytest.raises(OSError, match="disk full"):
+        snapshot(pipeline, folder, tmp_path / "runs" / "code")
+    assert len(copied) == 3
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_pipeline_without_code_has_an_empty_snapshot(folder: Path, tmp_path: Path) -> None:
     pipeline = Pipeline(name="p", stages=[PythonStage(name="b", function="json:dumps")])
     assert snapshot(pipeline, folder, tmp_path / "code").files == {}

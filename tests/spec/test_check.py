@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from verl_workflow.errors import ErrorCode
+from verl_workflow.gates import GATE_NAMES
 from verl_workflow.spec import (
     DataStage,
     EvaluateStage,
@@ -78,7 +79,7 @@ def evaluate(name: str, model: str, data: str = "rows.jsonl", rest: str = "") ->
          "stages.e.evaluation: there is no stage 'w' (got '${w}'). Stages: v."),
         (evaluate("v", ".") + "  e: {kind: promote, registry: r, evaluation: '${v}', gate: §candidat.score > 1}\n",
          "there is no candidat, at column 1 of the gate (got 'candidat.score > 1'). Did you mean candidate? "
-         "Available: candidate, champion, rows."),
+         f"Available: {', '.join(sorted(GATE_NAMES))}."),
         (DATA + evaluate("e", ".").replace("score'}", "score', kwargs: {x: §'${d.rows}'}}"),
          "stages.e.reward.kwargs.x: a reward cannot refer to a stage's output (got '${d.rows}'). Write the value itself."),
     ],
