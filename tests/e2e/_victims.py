@@ -85,7 +85,7 @@ def kill_training(command: Command) -> None:
     _named(command, "verl_workflow.training.entry").kill()
 
 
-def kill_driver(command: Command, state: RunState) -> None:
+def kill_driver(state: RunState) -> None:
     """The worker process of the actor that drives the run."""
     assert state.owner is not None
     psutil.Process(state.owner["pid"]).kill()
@@ -117,8 +117,14 @@ def wait_for(command: Command, store: Store, run_id: str, ready: Callable[[RunSt
     raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
 
 
-def running(stage: str) -> Callable[[RunState], bool]:
-    return lambda state: state.steps[stage].status is StepStatus.RUNNING if stage in state.steps else False
+def running(stage: str, *, after_epoch: int = 0) -> Callable[[RunState], bool]:
+    """The stage is being executed by a driver that came after that epoch."""
+
+    def ready(state: RunState) -> bool:
+        step = state.steps.get(stage)
+        return state.epoch > after_epoch and step is not None and step.status is StepStatus.RUNNING
+
+    return ready
 
 
 def trained(stage: str, step: int) -> Callable[[RunState], bool]:

@@ -53,19 +53,15 @@ def finished(folder: Path) -> RunState:
         for stage in ("questions", "prepare", "train", "evaluate", "promote"):
             reached = trained(stage, 12) if stage == "train" else running(stage)
 
-            wait_for(current, store, RUN, reached, f"{stage} under way")
+            state = wait_for(current, store, RUN, reached, f"{stage} under way")
             kill_command(current)
             current = resumed()
 
-            state = wait_for(current, store, RUN, running(stage), f"{stage} again, after its command was killed")
-            kill_driver(current, state)
-            state = wait_for(
-                current,
-                store,
-                RUN,
-                lambda now, stage=stage, before=state.epoch: now.epoch > before and running(stage)(now),
-                f"{stage} again, after its driver was killed",
-            )
+            again = running(stage, after_epoch=state.epoch)
+            state = wait_for(current, store, RUN, again, f"{stage} again, after its command was killed")
+            kill_driver(state)
+            again = running(stage, after_epoch=state.epoch)
+            wait_for(current, store, RUN, again, f"{stage} again, after its driver was killed")
 
             if stage == "train":
                 wait_for(current, store, RUN, trained(stage, 22), "training beyond a checkpoint")
