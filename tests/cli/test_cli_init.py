@@ -54,11 +54,11 @@ def test_a_folder_that_cannot_be_made_is_named(here: Path) -> None:
 def test_the_starter_questions_are_distinct_and_the_reward_tells_them_apart(here: Path) -> None:
     CliRunner().invoke(app, ["init"])
     rows = [json.loads(line) for line in (here / "questions.jsonl").read_text().splitlines()]
-    assert len({row["question"] for row in rows}) == len(rows) == 100
+    assert len({row["question"] for row in rows}) == len(rows) == 288
     scope: dict[str, object] = {}
     exec((here / "reward.py").read_text(), scope)
     score = scope["score"]
     assert callable(score)
-    assert score("d", "7", "7")["score"] == 1.0
-    assert score("d", "8", "7")["score"] == 0.5
-    assert score("d", "", "7")["score"] == score("d", "x", "7")["score"] == 0.0
+    assert score("d", "1111", "1111") == {"score": 1.0, "acc": 1.0}
+    assert score("d", "0000", "1111") == {"score": 0.2, "acc": 0.0}
+    assert score("d", "", "1111")["score"] == score("d", "xyz", "1111")["score"] == 0.0
