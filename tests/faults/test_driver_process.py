@@ -31,11 +31,11 @@ def store(tmp_path: Path) -> Store:
 
 
 class Victim:
-    """A driver process with a local Ray of its own."""
+    """A driver process whose steps run in threads, or on a local Ray of its own."""
 
-    def __init__(self, storage: str) -> None:
+    def __init__(self, storage: str, kind: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "_victim_driver.py"), storage, "r"],
+            [sys.executable, str(HERE / "_victim_driver.py"), storage, "r", kind],
             stdout=subprocess.PIPE,
             text=True,
             env={
@@ -72,11 +72,11 @@ class Victim:
 
 
 @pytest.fixture
-def started(store: Store) -> Iterator[Callable[[], Victim]]:
+def started(store: Store) -> Iterator[Callable[[str], Victim]]:
     victims: list[Victim] = []
 
-    def start() -> Victim:
-        victims.append(Victim(store.uri))
+    def start(kind: str) -> Victim:
+        victims.append(Victim(store.uri, kind))
         return victims[-1]
 
     yield start
@@ -106,9 +106,9 @@ def records(store: Store, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_killed_driver_is_followed_by_another_on_a_fresh_cluster(
-    tmp_path: Path, store: Store, started: Callable[[], Victim]
+    tmp_path: Path, store: Store, started: Callable[[str], Victim]
 ) -> None:
-    first = started()
+    first = started("ray")
     until(store, gate_runs_under(1))
     mark = tmp_path / "marks" / "gate.1.1"
     until(store, lambda _: mark.exists())
@@ -119,7 +119,7 @@ def test_a_killed_driver_is_followed_by_another_on_a_fresh_cluster(
     assert read_run(store, "r").status is RunStatus.RESUMABLE
 
     (tmp_path / "marks" / "go").touch()
-    assert started().output() == ["succeeded"]
+    assert started("ray").output() == ["succeeded"]
     state = read_run(store, "r")
     assert state.steps["last"].value == 3
     assert sorted(record["step"] for record in records(store, "step_succeeded")) == ["first", "gate", "last"]
@@ -128,12 +128,12 @@ def test_a_killed_driver_is_followed_by_another_on_a_fresh_cluster(
 
 
 def test_a_frozen_driver_wakes_up_to_find_itself_replaced(
-    tmp_path: Path, store: Store, started: Callable[[], Victim]
+    tmp_path: Path, store: Store, started: Callable[[str], Victim]
 ) -> None:
-    loser = started()
+    loser = started("threads")
     until(store, gate_runs_under(1))
     os.kill(loser.process.pid, signal.SIGSTOP)
-    winner = started()
+    winner = started("threads")
     until(store, gate_runs_under(2))
     (tmp_path / "marks" / "go").touch()
     assert winner.output() == ["succeeded"]
