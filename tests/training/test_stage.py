@@ -83,6 +83,8 @@ def test_killed_and_resumed_from_the_newest_valid_checkpoint(run: Callable[..., 
     assert "signal 9" in str(error)
     outputs, _ = run(2)
     assert launched(tmp_path, 2)["trainer.resume_from_path"].endswith("global_step_2")
+    kept = (tmp_path / "storage/runs/run/stages/train/checkpoints").glob("global_step_*")
+    assert sorted(folder.name for folder in kept) == ["global_step_4", "global_step_6"]
     assert outputs["step"] == 6
     assert outputs["reward"]["first"] == 0.1
     steps = [json.loads(text)["step"] for text in Path(outputs["metrics"]["path"]).read_text().splitlines()]

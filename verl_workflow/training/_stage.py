@@ -241,7 +241,8 @@ def _proven(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> _checkp
     spec = attempt.spec
     _require_finite(attempt)
     reached = max((row.step for row in attempt.rows() if row.trained), default=0)
-    done = attempt.newest()
+    # verl forgets the checkpoints of earlier attempts: only here are they pruned.
+    done = attempt.tidied()
     if reached < spec.steps or done is None or done.step < spec.steps:
         begun = start.step if start else 0
         raise VerlWorkflowError(
