@@ -28,7 +28,7 @@ def try_reward(reward: Reward, code_dir: Path, row: Mapping[str, Any]) -> None:
     from verl_workflow.code import load_function
 
     truth = row["reward_model"]["ground_truth"]
-    function = load_function(reward.function, code_dir)
+    function = load_function(reward.function, code_dir, error_code=ErrorCode.REWARD_INVALID)
     arguments = {
         "data_source": row["data_source"],
         "solution_str": truth,

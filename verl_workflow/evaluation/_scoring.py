@@ -36,7 +36,9 @@ class Scorer:
         from verl_workflow.code import load_function
 
         self._reward = reward
-        self._function: Callable[..., Any] = load_function(reward.function, code_dir)
+        self._function: Callable[..., Any] = load_function(
+            reward.function, code_dir, error_code=ErrorCode.REWARD_INVALID
+        )
         self._loop = asyncio.new_event_loop()
 
     def __enter__(self) -> Scorer:
