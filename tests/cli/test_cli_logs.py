@@ -79,4 +79,5 @@ def test_following_tells_each_line_once_over_attempts_and_ends_with_the_run(runs
     assert [line for line in told if line.startswith("line")] == [
         f"line {attempt}.{index}" for attempt in (1, 2) for index in range(50)
     ]
+    assert len([line for line in told if line.startswith("-- began")]) == 2
     assert told[-1] == "-- succeeded"
