@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 
@@ -39,37 +40,40 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS") or None
-    runtime_env = {"working_dir": str(code_dir)} if code_dir is not None and any(code_dir.iterdir()) else None
-    if address is None or address == "local":
-        ray.init(
-            address="local",
-            num_cpus=max(LOCAL_CPUS, os.cpu_count() or 1),
-            num_gpus=None if _has_gpu() else 1,
-            include_dashboard=False,
-            namespace=NAMESPACE,
-            runtime_env=runtime_env,
-            log_to_driver=False,
-            logging_level="warning",
-            _temp_dir=str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
-        )
-        return True
+    runtime_env = (
+        {"working_dir": str(code_dir)}
+        if code_dir is not None and code_dir.is_dir() and any(code_dir.iterdir())
+        else None
+    )
+    local = address is None or address == "local"
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "runtime_env": runtime_env,
+        "log_to_driver": False,
+        # Ray warns of many workers, which verl needs, in the middle of what the user reads.
+        "logging_level": "error",
+    }
+    if local:
+        options |= {
+            "num_cpus": max(LOCAL_CPUS, os.cpu_count() or 1),
+            "num_gpus": None if _has_gpu() else 1,
+            "include_dashboard": False,
+            "_temp_dir": str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
+        }
     try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            runtime_env=runtime_env,
-            log_to_driver=False,
-            logging_level="warning",
-        )
-    except (ConnectionError, RuntimeError, TimeoutError) as error:
+        ray.init(address="local" if local else address, **options)
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise VerlWorkflowError(
             ErrorCode.CLUSTER_UNREACHABLE,
-            f"the Ray cluster cannot be joined: {str(error).splitlines()[0]}",
+            f"Ray could not be started on this machine: {first}" if local else f"the cluster cannot be joined: {first}",
             value=address,
-            remedy="Check the address and that the head node runs, or leave it out to start Ray on this machine.",
+            remedy="See whether the machine is overloaded or its disk full, and try again."
+            if local
+            else "Check the address and that the head node runs, or leave it out to start Ray on this machine.",
             retryable=True,
         ) from error
-    return False
+    return local
 
 
 def _has_gpu() -> bool:

@@ -34,12 +34,14 @@ class DriverHandle:
     Attributes:
         token: of this driver alone; what stopped it, if anything but the run's end, is stored under it.
         actor: the Ray actor's handle.
+        ended_epoch: of the end, if any, that the run had come to before and that this driver is to go beyond; else 0.
     """
 
     store_uri: str
     run_id: str
     token: str
     actor: Any
+    ended_epoch: int = 0
 
 
 class RunDriver:
@@ -107,7 +109,7 @@ def start_driver(
     """
     import ray
 
-    read_definition(Store(store_uri), run_id)
+    before = read_run(Store(store_uri), run_id)
     name = f"run:{run_id}"
     token = secrets.token_hex(8)
     remote = ray.remote(RunDriver).options(
@@ -125,7 +127,13 @@ def start_driver(
         actor = remote.remote(store_uri, run_id, plan_loader, token, force)
         found, at_work = _meet(actor)
         if found is not None and (found == token or (at_work and not force)):
-            return DriverHandle(store_uri=store_uri, run_id=run_id, token=found, actor=actor)
+            return DriverHandle(
+                store_uri=store_uri,
+                run_id=run_id,
+                token=found,
+                actor=actor,
+                ended_epoch=before.epoch if before.status in TERMINAL_STATES else 0,
+            )
         if time.monotonic() > deadline:
             raise VerlWorkflowError(
                 ErrorCode.CAPACITY,
@@ -164,7 +172,8 @@ def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
         # Its last words may have come in between.
         if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
             return _error_from(json.loads(data))
-        if read_run(store, handle.run_id).status in TERMINAL_STATES:
+        state = read_run(store, handle.run_id)
+        if state.status in TERMINAL_STATES and state.epoch > handle.ended_epoch:
             return None
         return VerlWorkflowError(
             ErrorCode.WORKER_LOST,
