@@ -33,6 +33,7 @@ def run(
     ] = None,
     storage: _options.PipelineStorage = None,
     address: _options.Address = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Re-use no results of earlier runs.")] = False,
     detach: _Detach = False,
     quiet: _Quiet = False,
     as_json: _options.Json = False,
@@ -48,7 +49,7 @@ def run(
 
         cluster = _cluster(address, detach)
         document = load(file, _options.params_of(params))
-        definition = define(document, run_id=run_id, storage=_options.pipeline_storage_of(storage))
+        definition = define(document, run_id=run_id, storage=_options.pipeline_storage_of(storage), reuse=not fresh)
         _Session(
             run_id=definition.run_id,
             storage=definition.storage,
