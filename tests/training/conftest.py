@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """One node with 8 CPUs and one logical GPU."""
     import ray
