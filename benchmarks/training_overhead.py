@@ -54,7 +54,7 @@ def _training_only(folder: Path, steps: int) -> Path:
     source = ROOT / "pipelines"
     shutil.copytree(source, folder / "pipelines")
     pipeline = load(folder / "pipelines" / "quickstart.yaml", {"steps": str(steps)}).pipeline
-    kept = [stage for stage in pipeline.stages if stage.kind in {"data", "verl"}]
+    kept = [stage for stage in pipeline.stages if stage.kind not in {"evaluate", "promote"}]
     path = folder / "pipelines" / "training.yaml"
     path.write_text(dump(pipeline.model_copy(update={"stages": kept, "params": {}})))
     return path

@@ -17,7 +17,7 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.pipeline import Definition
 from verl_workflow.pipeline._compile import compile_plan
 from verl_workflow.storage import Store
-from verl_workflow.workflow import Driver, InlineLauncher, RunStatus, create_run, read_run, request_cancel
+from verl_workflow.workflow import Driver, InlineLauncher, create_run, read_run, request_cancel
 
 STEPS = """
 import pathlib
@@ -227,6 +227,29 @@ def test_a_lost_driver_exits_with_1_and_says_how_to_resume(
     assert shown.stderr.splitlines()[-1].startswith("resume with: verl-workflow resume r1")
 
 
+def test_a_run_that_ends_after_its_head_is_lost_is_told_as_it_ended(
+    runs: Runs, invoke: Invoke, started: Started, pipeline: Path
+) -> None:
+    """A driver works on without a head; what the command tells must still be true when it has exited."""
+    wait = runs.folder / "wait"
+    wait.touch()
+    lost = VerlWorkflowError(ErrorCode.CLUSTER_UNREACHABLE, "the head of the Ray cluster is gone")
+
+    def lose(run: InlineRun) -> None:
+        def close() -> None:
+            wait.unlink(missing_ok=True)
+            run.driver.join(30)
+
+        run.driver_error = lambda: lost  # type: ignore[method-assign]
+        run.close = close  # type: ignore[method-assign]
+
+    started.change = lose
+    shown = invoke("run", str(pipeline), "--run-id", "r1", "--json")
+    assert shown.exit_code == 0
+    assert json.loads(shown.stdout)["driver_error"] is None
+    assert "resume with" not in shown.stderr
+
+
 def test_a_run_that_another_driver_has_is_a_user_error(
     runs: Runs, invoke: Invoke, started: Started, pipeline: Path
 ) -> None:
@@ -328,14 +351,34 @@ def test_a_plan_says_what_runs_and_writes_nothing(runs: Runs, invoke: Invoke, pi
     assert tree(runs.folder) == before
 
 
-def test_a_succeeded_run_is_not_resumed(
+def test_resuming_a_succeeded_run_tells_its_result_and_starts_nothing(
     runs: Runs, invoke: Invoke, pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = Started()
     with monkeypatch.context() as patched:
         patched.setattr("verl_workflow.pipeline.start", started.start)
         assert invoke("run", str(pipeline), "--run-id", "r1").exit_code == 0
+    before = tree(runs.folder)
     shown = invoke("resume", "r1")
-    assert shown.exit_code == 2
+    assert shown.exit_code == 0
     assert "succeeded already" in shown.stderr
-    assert read_run(runs.store, "r1").status is RunStatus.SUCCEEDED
+    assert shown.stdout.startswith("run r1: succeeded")
+    assert json.loads(invoke("resume", "r1", "--json").stdout)["status"] == "succeeded"
+    assert tree(runs.folder) == before
+
+
+def test_a_run_that_succeeds_while_its_resumption_begins_is_told_as_succeeded(
+    runs: Runs, invoke: Invoke, started: Started, pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (runs.folder / "broken").touch()
+    assert invoke("run", str(pipeline), "--run-id", "r1").exit_code == 1
+    (runs.folder / "broken").unlink()
+
+    def resume(storage: str, run_id: str, *, address: str | None = None, force: bool = False) -> None:
+        started.resume(storage, run_id).driver.join(30)
+        raise UserError(ErrorCode.RUN_TERMINAL, "the run has succeeded already", where=run_id)
+
+    monkeypatch.setattr("verl_workflow.pipeline.resume", resume)
+    shown = invoke("resume", "r1")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("run r1: succeeded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -76,8 +77,15 @@ def _is_agent(process: psutil.Process) -> bool:
 
 
 def kill_head(command: Command) -> None:
-    """Ray's head: the process that holds the cluster's state."""
+    """Ray's head alone, the process that holds the cluster's state: the driver works on for a while."""
     _named(command, "gcs_server").kill()
+
+
+def kill_head_node(command: Command) -> None:
+    """Ray's head and all that runs on its node, as when the machine is lost, but for the user's own process."""
+    for process in command.tree():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def kill_training(command: Command) -> None:

@@ -14,6 +14,7 @@ from _victims import (
     kill_command,
     kill_driver,
     kill_head,
+    kill_head_node,
     kill_training,
     running,
     trained,
@@ -36,10 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder: Path) -> RunState:
-    """The quick-start, started once, killed in every stage but the last, and resumed whenever that ended its command.
-
-    The promotion takes a fraction of a second: deaths in it are tested write by write in tests/registry.
-    """
+    """The quick-start, started once, killed three times or more in every stage, and resumed until it succeeds."""
     storage = folder / "storage"
     store = Store(str(storage))
     commands: list[Command] = []
@@ -53,7 +51,7 @@ def finished(folder: Path) -> RunState:
 
     try:
         current = command("run", str(PIPELINE), "--run-id", RUN)
-        for stage in ("questions", "prepare", "train", "evaluate"):
+        for stage in STAGES[1:]:
             reached = trained(stage, 12) if stage == "train" else running(stage)
 
             state = wait_for(current, store, RUN, reached, f"{stage} under way")
@@ -77,8 +75,10 @@ def finished(folder: Path) -> RunState:
                     lambda now, before=before: now.steps["train"].attempts[-1].number > before,
                     "another attempt, after verl was killed",
                 )
-
-            kill_head(current)
+                kill_head(current)
+            else:
+                # The other stages are over before a driver feels that its head is missing.
+                kill_head_node(current)
             assert current.wait(120) == 1, current.tail()
             current.stop()
             current = resumed()
@@ -96,7 +96,7 @@ def journal(folder: Path, finished: RunState) -> list[dict[str, object]]:
 
 
 QUESTIONS = ("Ada: say 1111", "Zoe: print 0000", "Leo: repeat 1111")
-pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.timeout(2400)]
 
 
 def test_the_run_succeeds_in_the_end(finished: RunState) -> None:

@@ -28,6 +28,14 @@ stages:
     source: {parquet: "${prepare.train}"}
     validation: 1
 """
+EVALUATION = """\
+  evaluate:
+    kind: evaluate
+    model: ${model}
+    data: ${prepare.validation}
+    reward: {function: "reward.py:score"}
+model: {builtin: tiny}
+"""
 REWARD = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 
 
@@ -85,6 +93,17 @@ def test_a_fresh_run_reuses_nothing(reading: Path, tmp_path: Path) -> None:
 def test_stages_wait_for_what_they_refer_to(reading: Path, tmp_path: Path) -> None:
     plan = compile_plan(define(load(reading / "pipeline.yaml"), storage=str(tmp_path / "s")))
     assert {step.name: step.after for step in plan.steps} == {"prepare": (), "again": ("prepare",)}
+
+
+def test_an_evaluation_takes_a_gpu_where_there_is_one(reading: Path, tmp_path: Path) -> None:
+    (reading / "pipeline.yaml").write_text(PIPELINE + EVALUATION)
+    definition = define(load(reading / "pipeline.yaml"), storage=str(tmp_path / "s"))
+
+    def gpus(there: bool) -> dict[str, float]:
+        return {step.name: step.num_gpus for step in compile_plan(definition, gpus=there).steps}
+
+    assert gpus(True) == {"model": 0.0, "prepare": 0.0, "again": 0.0, "evaluate": 1.0}
+    assert set(gpus(False).values()) == {0.0}
 
 
 def test_a_result_whose_file_has_changed_is_not_reused(tmp_path: Path) -> None:

@@ -72,7 +72,10 @@ def resume(
     quiet: _Quiet = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Take a stopped or failed run up where it ended; what has succeeded is not run again. Exit codes as for `run`."""
+    """Take a stopped or failed run up where it ended; what has succeeded is not run again.
+
+    Exit codes as for `run`. A run that has succeeded already is told as it is, with exit code 0.
+    """
     with reported(as_json):
         from verl_workflow.cli._find import find_run
 
@@ -80,9 +83,9 @@ def resume(
         store, state = find_run(storage, run_id)
 
         from verl_workflow.pipeline import resume as take_up
-        from verl_workflow.workflow import TERMINAL_STATES
+        from verl_workflow.workflow import TERMINAL_STATES, RunStatus
 
-        _Session(
+        session = _Session(
             run_id=run_id,
             storage=store.uri,
             address=cluster,
@@ -91,7 +94,10 @@ def resume(
             detach=detach,
             quiet=quiet,
             as_json=as_json,
-        ).go()
+        )
+        if state.status is RunStatus.SUCCEEDED:
+            raise typer.Exit(session.tell_succeeded())
+        session.go()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +130,9 @@ class _Session:
                 self._tell_interrupted(run)
                 code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
             except VerlWorkflowError as error:
+                # Between the first look at a run and its resumption, its old driver may have ended it.
+                if error.code is ErrorCode.RUN_TERMINAL and self._succeeded():
+                    raise typer.Exit(self.tell_succeeded()) from None
                 if not isinstance(error, UserError) and self._recorded():
                     note(f"resume with: {self._command('resume')}")
                 raise
@@ -132,20 +141,29 @@ class _Session:
                     run.close()
         raise typer.Exit(code)
 
+    def tell_succeeded(self) -> ExitCode:
+        """The result of a run that needs no resumption."""
+        from verl_workflow.cli._facts import facts_of
+        from verl_workflow.storage import Store
+        from verl_workflow.workflow import read_run
+
+        note(f"run {self.run_id} has succeeded already; there is nothing to resume")
+        self._tell_result(facts_of(read_run(Store(self.storage), self.run_id), self.storage, values=True), None)
+        return ExitCode.OK
+
     def _stay_with(self, run: Run) -> ExitCode:
         from verl_workflow.cli._view import open_view
         from verl_workflow.cli._watch import watch
         from verl_workflow.storage import Store
 
+        store = Store(self.storage)
         view = open_view(self.quiet)
         try:
-            facts, lost = watch(
-                Store(self.storage),
-                self.run_id,
-                view,
-                driver_error=run.driver_error,
-                ended_epoch=self.ended_epoch,
-            )
+            facts, lost = watch(store, self.run_id, view, driver_error=run.driver_error, ended_epoch=self.ended_epoch)
+            if lost is not None and run.local:
+                # Without its head a cluster works on for a while and may yet end the run: what is told must be final.
+                run.close()
+                facts, lost = watch(store, self.run_id, view, driver_error=lambda: lost, ended_epoch=self.ended_epoch)
         finally:
             view.close()
         if isinstance(lost, UserError):
@@ -187,6 +205,12 @@ class _Session:
 
     def _joining(self) -> str:
         return "starting Ray on this machine" if self.address is None else f"joining Ray at {self.address}"
+
+    def _succeeded(self) -> bool:
+        from verl_workflow.storage import Store
+        from verl_workflow.workflow import RunStatus, read_run
+
+        return read_run(Store(self.storage), self.run_id).status is RunStatus.SUCCEEDED
 
     def _recorded(self) -> bool:
         from verl_workflow.storage import Store

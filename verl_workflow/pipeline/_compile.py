@@ -33,12 +33,18 @@ _NOT_IN_KEY = {"name", "after", "retry", "timeout"}
 
 
 def compile_run(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
-    """The plan of a stored run: what the driver is given to execute."""
-    return compile_plan(Definition.from_json(definition))
+    """The plan of a stored run: what the driver is given to execute, on the cluster it is connected to."""
+    from verl_workflow.training import cluster_device
+
+    return compile_plan(Definition.from_json(definition), gpus=cluster_device() == "cuda")
 
 
-def compile_plan(definition: Definition) -> Plan:
-    """The plan behind a definition. Needs neither Ray nor the storage."""
+def compile_plan(definition: Definition, *, gpus: bool = False) -> Plan:
+    """The plan behind a definition. Needs neither Ray nor the storage.
+
+    Args:
+        gpus: whether the cluster has accelerators; an evaluation then takes one.
+    """
     steps = []
     wants_model = any(name == MODEL_STEP for stage in definition.pipeline.stages for name in _mentions(stage))
     if wants_model:
@@ -59,7 +65,7 @@ def compile_plan(definition: Definition) -> Plan:
                 retry=RetryPolicy(attempts=stage.retry.attempts, backoff_s=stage.retry.backoff),
                 timeout_s=stage.timeout,
                 num_cpus=stage.cpus if isinstance(stage, PythonStage) else 0.0,
-                num_gpus=stage.gpus if isinstance(stage, PythonStage) else 0.0,
+                num_gpus=_gpus(stage, gpus),
                 key=_StageKey(definition=definition, stage=stage) if reusable(definition, stage) else None,
                 verify=verify_artifacts,
             )
@@ -70,6 +76,12 @@ def compile_plan(definition: Definition) -> Plan:
 def reusable(definition: Definition, stage: Stage) -> bool:
     """Whether an earlier run's result may stand in for this stage."""
     return definition.reuse and isinstance(stage, _REUSABLE)
+
+
+def _gpus(stage: Stage, there: bool) -> float:
+    if isinstance(stage, PythonStage):
+        return stage.gpus
+    return 1.0 if there and isinstance(stage, EvaluateStage) else 0.0
 
 
 def verify_artifacts(value: Any) -> None:

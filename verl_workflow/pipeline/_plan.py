@@ -10,8 +10,9 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, verify_artifacts
 from verl_workflow.pipeline._definition import Definition, define
-from verl_workflow.spec import DataStage, Document, PythonStage, VerlStage
+from verl_workflow.spec import DataStage, Document, VerlStage
 from verl_workflow.storage import Store
+from verl_workflow.workflow import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ def plan(
     known: dict[str, Any] = {}
     rows = []
     problems = []
-    for step in compile_plan(definition).in_order():
-        needs = _needs(definition, step.name)
+    for step in compile_plan(definition, gpus=_has_accelerators(cluster or {})).in_order():
+        needs = _needs(definition, step)
         action, why, value = _decide(store, step, known)
         if value is not None:
             known[step.name] = value
@@ -77,7 +78,7 @@ def plan(
     return PlanReport(rows=tuple(rows), problems=tuple(problems), cluster=cluster)
 
 
-def _decide(store: Store, step: Any, known: Mapping[str, Any]) -> tuple[str, str, Any]:
+def _decide(store: Store, step: Step, known: Mapping[str, Any]) -> tuple[str, str, Any]:
     if step.name == MODEL_STEP:
         return "run", "a model that was made before is found by its content and taken", None
     if step.key is None:
@@ -102,19 +103,19 @@ def _kind(definition: Definition, name: str) -> str:
     return MODEL_STEP if name == MODEL_STEP else str(definition.pipeline.stage(name).kind)
 
 
-def _needs(definition: Definition, name: str) -> dict[str, float]:
-    if name == MODEL_STEP:
-        return {}
-    stage = definition.pipeline.stage(name)
+def _needs(definition: Definition, step: Step) -> dict[str, float]:
+    stage = None if step.name == MODEL_STEP else definition.pipeline.stage(step.name)
     if isinstance(stage, VerlStage):
         from verl_workflow.training import required_resources
 
         return dict(required_resources(stage))
     if isinstance(stage, DataStage):
         return {"CPU": 1.0}
-    if isinstance(stage, PythonStage):
-        return {name: amount for name, amount in {"CPU": stage.cpus, "GPU": stage.gpus}.items() if amount}
-    return {}
+    return {name: amount for name, amount in {"CPU": step.num_cpus, "GPU": step.num_gpus}.items() if amount}
+
+
+def _has_accelerators(cluster: Mapping[str, float]) -> bool:
+    return any(name.startswith("accelerator_type:") for name in cluster)
 
 
 def _missing(name: str, needs: Mapping[str, float], cluster: Mapping[str, float]) -> list[UserError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from verl_workflow.workflow import (
     driver_failure,
     read_run,
     start_driver,
+    still_drives,
 )
 
+# A worker ends at its next beat of a second when its node's process is gone.
+_DRIVER_PATIENCE_S = 30.0
 _PLAN_LOADER = "verl_workflow.pipeline._compile:compile_run"
 
 
@@ -42,10 +46,16 @@ class Run:
         return driver_failure(self.driver)
 
     def close(self) -> None:
-        """Leave the cluster; one that is this process's own ends."""
+        """Leave the cluster; one that is this process's own ends, and its driver is gone on return."""
         import ray
 
         ray.shutdown()
+        if not self.local:
+            return
+        # The driver is a process of that cluster and may outlive it by a moment, writing.
+        deadline = time.monotonic() + _DRIVER_PATIENCE_S
+        while still_drives(self.driver) and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def start(definition: Definition, *, address: str | None = None) -> Run:

@@ -1,6 +1,7 @@
 """The verl stage: real verl in a process of its own, watched, resumed from checkpoints that are whole, and exported."""
 
 from verl_workflow.training._check import check_verl_stage, required_resources
+from verl_workflow.training._cluster import cluster_device
 from verl_workflow.training._stage import run_verl_stage
 
-__all__ = ["check_verl_stage", "required_resources", "run_verl_stage"]
+__all__ = ["check_verl_stage", "cluster_device", "required_resources", "run_verl_stage"]

@@ -4,7 +4,7 @@ Exactly-once commit, at-least-once execution: a step whose result is in the jour
 worker or driver died before is. Nothing here knows what the steps do, and reading runs needs no Ray.
 """
 
-from verl_workflow.workflow._actor import DriverHandle, driver_failure, start_driver
+from verl_workflow.workflow._actor import DriverHandle, driver_failure, start_driver, still_drives
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
@@ -44,5 +44,6 @@ __all__ = [
     "read_run",
     "request_cancel",
     "start_driver",
+    "still_drives",
     "this_process",
 ]

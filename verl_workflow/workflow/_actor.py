@@ -16,8 +16,9 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Raised
 from verl_workflow.workflow._driver import Driver
-from verl_workflow.workflow._fold import TERMINAL_STATES
+from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan
 from verl_workflow.workflow._state import read_definition, read_run
 
@@ -72,7 +73,8 @@ class RunDriver:
         store = Store(store_uri)
         try:
             plan = _load_plan(store, run_id, plan_loader)
-            Driver(store, run_id, plan, RayLauncher(), force=force).run()
+            owner = {**this_process(), "driver": self._token}
+            Driver(store, run_id, plan, RayLauncher(), owner=owner, force=force).run()
         except Exception as error:  # noqa: BLE001 - the end of the thread: whoever waits finds it in the storage
             _log.exception("the driver of run %s has stopped", run_id)
             self._leave_word(store, run_id, error)
@@ -186,6 +188,12 @@ def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
         # Being restarted: asked again at the next look.
         return None
     return None
+
+
+def still_drives(handle: DriverHandle) -> bool:
+    """Whether the run is in this very driver's hands, from what the storage tells; asks no cluster."""
+    state = read_run(Store(handle.store_uri), handle.run_id)
+    return state.status is RunStatus.RUNNING and (state.owner or {}).get("driver") == handle.token
 
 
 def _load_plan(store: Store, run_id: str, plan_loader: str) -> Plan:
