@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
-from verl_workflow.training._cluster import cluster_device, require_fit, training_lease, wait_for_room
+from verl_workflow.training._cluster import (
+    cluster_device,
+    require_fit,
+    training_lease,
+    verl_platform,
+    wait_for_room,
+)
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -17,6 +23,29 @@ def silent(_: Any) -> None:
 
 def test_logical_gpus_are_no_accelerator() -> None:
     assert cluster_device() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("resources", "device", "platform"),
+    [
+        ({"CPU": 8, "GPU": 1}, "cpu", "cpu"),
+        ({"GPU": 8, "accelerator_type:H200": 1}, "cuda", "nvidia"),
+        ({"GPU": 8, "accelerator_type:AMD-Instinct-MI300X-OAM": 1}, "cuda", "amd"),
+    ],
+)
+def test_the_cluster_decides_what_verl_trains_on(
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], device: str, platform: str
+) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setattr("ray.cluster_resources", lambda: resources)
+    assert cluster_device() == device
+    assert verl_platform(device) == platform
+
+
+def test_a_platform_that_was_named_wins_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "metax")
+    assert verl_platform("cuda") == "metax"
+    assert verl_platform("cpu") == "cpu"
 
 
 def test_what_is_missing_is_named() -> None:

@@ -11,6 +11,7 @@ from verl_workflow.cli._check import plan, schema, validate
 from verl_workflow.cli._init import init
 from verl_workflow.cli._logs import logs
 from verl_workflow.cli._models import models
+from verl_workflow.cli._plot import plot
 from verl_workflow.cli._run import resume, run
 from verl_workflow.cli._status import list_, status
 
@@ -50,6 +51,7 @@ app.command()(resume)
 app.command()(status)
 app.command("list")(list_)
 app.command()(logs)
+app.command()(plot)
 app.command()(cancel)
 app.command()(models)
 

@@ -2,6 +2,15 @@
 
 from verl_workflow.training._check import check_verl_stage, required_resources
 from verl_workflow.training._cluster import cluster_device
+from verl_workflow.training._metrics import REWARD, Row, attempt_rows
 from verl_workflow.training._stage import run_verl_stage
 
-__all__ = ["check_verl_stage", "cluster_device", "required_resources", "run_verl_stage"]
+__all__ = [
+    "REWARD",
+    "Row",
+    "attempt_rows",
+    "check_verl_stage",
+    "cluster_device",
+    "required_resources",
+    "run_verl_stage",
+]

@@ -25,6 +25,18 @@ def cluster_device() -> str:
     return "cuda" if any(name.startswith("accelerator_type:") for name in ray.cluster_resources()) else "cpu"
 
 
+def verl_platform(device: str) -> str:
+    """verl's name for what the cluster trains on: ``cpu``, ``amd`` or ``nvidia``; ``VERL_PLATFORM`` wins on CUDA."""
+    import ray
+
+    if device == "cpu":
+        return "cpu"
+    if chosen := os.environ.get("VERL_PLATFORM", "").strip().lower():
+        return chosen
+    amd = any(name.startswith("accelerator_type:AMD") for name in ray.cluster_resources())
+    return "amd" if amd else "nvidia"
+
+
 def require_fit(*, nodes: int, gpus_per_node: int, cpus: int) -> None:
     """Raise UserError(CAPACITY) unless the cluster, were it idle, could hold the training.
 

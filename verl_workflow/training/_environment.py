@@ -21,17 +21,20 @@ _WORKER_ONLY = (
 )
 
 
-def worker_variables(*, device: str, metrics: Path, code_dir: Path) -> dict[str, str]:
-    """Variables that each of verl's processes must have, wherever Ray starts it."""
-    variables = {
+def worker_variables(*, platform: str, metrics: Path, code_dir: Path) -> dict[str, str]:
+    """Variables that each of verl's processes must have, wherever Ray starts it.
+
+    Args:
+        platform: verl's name for the accelerator. Left to itself verl looks for one on the machine it is on, and its
+            driver may be on one that has none.
+    """
+    return {
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join([str(code_dir), *_inherited_path()]),
         "TQ_NUM_THREADS": "2",
         "VERL_FILE_LOGGER_PATH": str(metrics),
+        "VERL_PLATFORM": platform,
     }
-    if device == "cpu":
-        variables["VERL_PLATFORM"] = "cpu"
-    return variables
 
 
 def driver_environment(variables: Mapping[str, str]) -> dict[str, str]:

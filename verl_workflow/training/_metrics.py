@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+FILE_NAME = "verl_metrics.jsonl"
 REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
 # verl's logger writes NaN and infinity as null; any of these being null means that the numbers have gone.
@@ -54,6 +55,15 @@ class MetricsFile:
         whole = block[: block.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [row for line in whole.splitlines() if (row := _row(line)) is not None]
+
+
+def attempt_rows(stage_dir: Path) -> list[list[Row]]:
+    """What each attempt of a verl stage has logged up to now, in order.
+
+    Args:
+        stage_dir: ``<artifacts>/runs/<run>/stages/<stage>``.
+    """
+    return [MetricsFile(path).read() for path in sorted(stage_dir.glob(f"attempts/*/{FILE_NAME}"))]
 
 
 def merge(paths: Iterable[Path]) -> list[Row]:

@@ -72,7 +72,7 @@ class _Attempt:
 
     @property
     def metrics(self) -> Path:
-        return self.ctx.attempt_dir / "verl_metrics.jsonl"
+        return self.ctx.attempt_dir / _metrics.FILE_NAME
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -193,8 +193,8 @@ def _write_launch(attempt: _Attempt, start: _checkpoints.Checkpoint | None) -> d
     """Write what the process reads; return its environment."""
     import ray
 
-    device = str(attempt.chosen["trainer.device"])
-    variables = worker_variables(device=device, metrics=attempt.metrics, code_dir=attempt.ctx.code_dir)
+    platform = _cluster.verl_platform(str(attempt.chosen["trainer.device"]))
+    variables = worker_variables(platform=platform, metrics=attempt.metrics, code_dir=attempt.ctx.code_dir)
     chosen = {
         **attempt.chosen,
         "ray_kwargs.ray_init.address": ray.get_runtime_context().gcs_address,
