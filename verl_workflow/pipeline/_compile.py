@@ -22,7 +22,7 @@ from verl_workflow.spec import (
     Stage,
     VerlStage,
 )
-from verl_workflow.spec._model import REFERENCE
+from verl_workflow.spec._fields import REFERENCE
 from verl_workflow.workflow import Plan, RetryPolicy, Step, StepContext
 
 MODEL_STEP = "model"

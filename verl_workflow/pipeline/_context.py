@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_workflow.artifacts import Artifact
-from verl_workflow.spec._model import REFERENCE
+from verl_workflow.spec._fields import REFERENCE
 
 
 def _silent(_: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.registry._records import Lineage
-from verl_workflow.spec._model import REFERENCE
+from verl_workflow.spec._fields import REFERENCE
 from verl_workflow.storage import Store
 
 if TYPE_CHECKING:

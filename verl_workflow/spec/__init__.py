@@ -2,10 +2,10 @@
 
 from verl_workflow.spec._check import check
 from verl_workflow.spec._dump import dump
+from verl_workflow.spec._fields import REFERENCE
 from verl_workflow.spec._load import Document, load, resolve
 from verl_workflow.spec._model import (
     OUTPUTS,
-    REFERENCE,
     DataStage,
     EvaluateStage,
     Model,

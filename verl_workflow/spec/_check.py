@@ -14,16 +14,8 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.gates import GATE_NAMES, check_gate
 from verl_workflow.spec import _functions
-from verl_workflow.spec._model import (
-    CLASSES,
-    FUNCTION_PATTERN,
-    OUTPUTS,
-    REFERENCE,
-    FieldPath,
-    Head,
-    Model,
-    Pipeline,
-)
+from verl_workflow.spec._fields import FUNCTION_PATTERN, REFERENCE, FieldPath
+from verl_workflow.spec._model import CLASSES, OUTPUTS, Head, Model, Pipeline
 from verl_workflow.spec._words import did_you_mean, label
 from verl_workflow.spec._yaml import Places
 

@@ -14,14 +14,8 @@ from pydantic import ValidationError
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.spec._check import Draft, Part, check_draft, data_paths
 from verl_workflow.spec._dump import plain
-from verl_workflow.spec._model import (
-    CLASSES,
-    FieldPath,
-    Head,
-    Model,
-    Pipeline,
-    Stage,
-)
+from verl_workflow.spec._fields import FieldPath
+from verl_workflow.spec._model import CLASSES, Head, Model, Pipeline, Stage
 from verl_workflow.spec._params import read_params, substitute
 from verl_workflow.spec._python import is_python, pipeline_from_python
 from verl_workflow.spec._words import did_you_mean, explain

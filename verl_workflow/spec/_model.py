@@ -5,60 +5,30 @@ Fields that take another stage's output hold a reference, ``${stage.output}``; t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     PositiveInt,
-    StringConstraints,
     Tag,
-    ValidatorFunctionWrapHandler,
-    field_validator,
     model_validator,
 )
 
-FieldPath = tuple[str | int, ...]
-
-NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}\Z"
-FUNCTION_PATTERN = r"^[^:\s]+:[A-Za-z_]\w*\Z"
-REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.([A-Za-z_][\w.-]*))?\}")
-
-_PARAM = re.compile(r"\$\{params\.")
-
-
-def _json(value: Any) -> Any:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"holds what JSON cannot: {error}") from error
-    return value
-
-
-def _shape(value: Any) -> str:
-    if isinstance(value, (Mapping, BaseModel)):
-        return "mapping"
-    return "list" if isinstance(value, list) else "plain"
-
-
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-Input = Annotated[str, StringConstraints(min_length=1)]
-Function = Annotated[str, StringConstraints(pattern=FUNCTION_PATTERN)]
-# Values that end up in the run's definition, which is JSON.
-Json = Annotated[Any, AfterValidator(_json)]
-JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]
-Inputs = Annotated[
-    Annotated[Input, Tag("plain")]
-    | Annotated[Annotated[list[Input], Field(min_length=1)], Tag("list")]
-    | Annotated[Input, Tag("mapping")],
-    Discriminator(_shape),
-]
+from verl_workflow.spec._fields import (
+    FieldPath,
+    Function,
+    Input,
+    Inputs,
+    Json,
+    JsonObject,
+    Name,
+    Strict,
+    references_in,
+    shape,
+)
 
 # What each kind of stage hands on; None: known only when it has run.
 OUTPUTS: Mapping[str, frozenset[str] | None] = {
@@ -70,22 +40,7 @@ OUTPUTS: Mapping[str, frozenset[str] | None] = {
 }
 
 
-class _Strict(BaseModel):
-    """No conversions: what is written is what runs. A text with ``${params.x}`` stands for any value until `load` or
-    `resolve` puts the param's value in, and checks that.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True, regex_engine="python-re"
-    )
-
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _params_stand_for_values(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return value if isinstance(value, str) and _PARAM.search(value) else handler(value)
-
-
-class Param(_Strict):
+class Param(Strict):
     """A value given at the start (``-p name=value``), in JSON Schema's words."""
 
     type: Literal["string", "integer", "number", "boolean"]
@@ -105,7 +60,7 @@ class Param(_Strict):
         return self
 
 
-class Storage(_Strict):
+class Storage(Strict):
     """Where a run lives.
 
     Attributes:
@@ -118,7 +73,7 @@ class Storage(_Strict):
     artifacts: str | None = None
 
 
-class Model(_Strict):
+class Model(Strict):
     """The model to train: exactly one of the three.
 
     Attributes:
@@ -139,14 +94,14 @@ class Model(_Strict):
         return self
 
 
-class Retry(_Strict):
+class Retry(Strict):
     """How often a stage is tried in all when it fails for a reason that may pass."""
 
     attempts: PositiveInt = 3
     backoff: Annotated[float, Field(ge=0)] = 2.0
 
 
-class Reward(_Strict):
+class Reward(Strict):
     """A reward as verl calls it: ``(data_source, solution_str, ground_truth, extra_info, **kwargs)`` -> float or a dict
     with ``score``.
 
@@ -159,7 +114,7 @@ class Reward(_Strict):
     kwargs: JsonObject = {}
 
 
-class _Stage(_Strict):
+class _Stage(Strict):
     # Fields that may hold references: their outputs must exist before the stage runs. Anywhere else ``${...}`` is text
     # (in `overrides` it is verl's own interpolation).
     INPUTS: ClassVar[tuple[str, ...]] = ()
@@ -173,7 +128,7 @@ class _Stage(_Strict):
         """All references in the stage's inputs: (path of the field, stage name, output or None)."""
         fields = self.model_dump(mode="json", include=set(self.INPUTS), warnings=False)
         for field in self.INPUTS:
-            yield from _references(fields[field], (field,))
+            yield from references_in(fields[field], (field,))
 
     def needs(self) -> frozenset[str]:
         """Names of the stages that must have succeeded first."""
@@ -181,7 +136,7 @@ class _Stage(_Strict):
         return frozenset(named | set(self.after))
 
 
-class ReasoningGym(_Strict):
+class ReasoningGym(Strict):
     """Questions from a procedural generator of reasoning-gym."""
 
     dataset: str
@@ -190,7 +145,7 @@ class ReasoningGym(_Strict):
     config: JsonObject = {}
 
 
-class Source(_Strict):
+class Source(Strict):
     """Where rows come from: exactly one of the three.
 
     Attributes:
@@ -229,7 +184,7 @@ class DataStage(_Stage):
     source: Source
     validation: Annotated[
         Annotated[PositiveInt, Tag("plain")] | Annotated[PositiveInt, Tag("list")] | Annotated[Source, Tag("mapping")],
-        Discriminator(_shape),
+        Discriminator(shape),
     ]
     prompt: str | None = None
     answer: str | None = None
@@ -379,7 +334,7 @@ CLASSES: Mapping[str, type[DataStage | VerlStage | EvaluateStage | PromoteStage 
 }
 
 
-class Head(_Strict):
+class Head(Strict):
     """A pipeline less its stages: validated apart from them, so that mistakes in both are found in one pass."""
 
     version: Literal[1] = 1
@@ -407,15 +362,3 @@ class Pipeline(Head):
             if stage.name == name:
                 return stage
         raise KeyError(name)
-
-
-def _references(value: Any, path: FieldPath) -> Iterator[tuple[FieldPath, str, str | None]]:
-    if isinstance(value, str):
-        for match in REFERENCE.finditer(value):
-            yield path, match.group(1), match.group(2)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _references(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _references(item, (*path, index))

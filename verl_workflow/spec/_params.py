@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.spec._model import NAME_PATTERN, FieldPath, Param
+from verl_workflow.spec._fields import NAME_PATTERN, FieldPath
+from verl_workflow.spec._model import Param
 from verl_workflow.spec._words import did_you_mean, explain
 from verl_workflow.spec._yaml import Places
 

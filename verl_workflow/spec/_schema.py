@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_workflow.spec._model import CLASSES, NAME_PATTERN, Head
+from verl_workflow.spec._fields import NAME_PATTERN
+from verl_workflow.spec._model import CLASSES, Head
 
 _PARAM = {"type": "string", "pattern": r"\$\{params\.", "description": "a param's value"}
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.spec._model import FUNCTION_PATTERN, NAME_PATTERN, FieldPath
+from verl_workflow.spec._fields import FUNCTION_PATTERN, NAME_PATTERN, FieldPath
 from verl_workflow.spec._yaml import Places
 
 _TYPES = {

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
-from verl_workflow.spec._model import FieldPath
+from verl_workflow.spec._fields import FieldPath
 
 _NODES = 100_000
 _TAG = "tag:yaml.org,2002:"

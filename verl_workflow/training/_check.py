@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.spec._model import REFERENCE, VerlStage
+from verl_workflow.spec._fields import REFERENCE
+from verl_workflow.spec._model import VerlStage
 from verl_workflow.training._config import ENGINE
 from verl_workflow.training._overrides import Inputs, cpus_needed, settings, user_overrides, world_size
 from verl_workflow.training._schema import Schema, fits, schema
