@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from verl_workflow.cli import app
 
 CLI = Path(sys.executable).with_name("verl-workflow")
-COMMANDS = ["init", "validate", "plan", "schema", "run", "resume", "status", "list", "logs", "cancel", "models"]
+COMMANDS = ["init", "validate", "plan", "schema", "run", "resume", "status", "list", "logs", "plot", "cancel", "models"]
 
 
 def test_help_names_every_command() -> None:
