@@ -13,6 +13,7 @@ import pytest
 
 from verl_workflow.artifacts import Artifact
 from verl_workflow.data import run_data_stage
+from verl_workflow.data._read import gym_fragments
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.pipeline import StageContext
 from verl_workflow.spec import DataStage
@@ -257,6 +258,15 @@ def test_reasoning_gym_gives_as_many_distinct_questions_as_asked_for(run: Run) -
     assert row["prompt"][0]["content"].endswith("= Answer with the number only.")
     expression = json.loads(row["extra_info"]["metadata"])["expression"]
     assert str(eval(expression)) == row["reward_model"]["ground_truth"]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 96), (160, 320), (0, 2500), (5000, 45_001)])
+def test_workers_share_the_questions_of_reasoning_gym_without_gap_or_overlap(start: int, stop: int) -> None:
+    fragments = gym_fragments("chain_sum", {}, 1, start, stop)
+    rows = [row for part in fragments for row in range(part["first"], part["first"] + part["part"])]
+    assert rows == list(range(start, stop))
+    assert len(fragments) <= 8
+    assert len(fragments) == 1 or fragments[0]["part"] >= 1000, "a worker takes seconds to import reasoning-gym"
 
 
 def test_reasoning_gym_that_runs_out_of_questions_says_so(run: Run) -> None:

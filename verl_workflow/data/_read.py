@@ -15,6 +15,8 @@ from typing import Any
 from verl_workflow.data._rows import Converter
 from verl_workflow.errors import ErrorCode, UserError
 
+# Questions worth a worker of their own: importing reasoning-gym costs one several seconds.
+_QUESTIONS = 1000
 _BLOCKS = 64
 
 
@@ -61,7 +63,7 @@ def file_fragments(format: str, file: Path) -> list[dict[str, Any]]:
 
 def gym_fragments(dataset: str, config: Mapping[str, Any], seed: int, start: int, stop: int) -> list[dict[str, Any]]:
     """Questions `start` to `stop` - 1 of a reasoning-gym data set, in a few fragments."""
-    step = max(1, -(-(stop - start) // 8))
+    step = max(_QUESTIONS, -(-(stop - start) // 8))
     name = f"reasoning_gym/{dataset}"
     common = {
         "format": "reasoning_gym",

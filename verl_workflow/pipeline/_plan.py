@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
@@ -12,7 +13,7 @@ from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, verify_art
 from verl_workflow.pipeline._definition import Definition, define
 from verl_workflow.spec import DataStage, Document, VerlStage
 from verl_workflow.storage import Store
-from verl_workflow.workflow import Step
+from verl_workflow.workflow import RunState, RunStatus, Step, list_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class PlanRow:
 
     Attributes:
         action: ``run``, ``reuse``, or ``unknown`` when it depends on results that do not exist yet.
+            An ``unknown`` stage whose inputs comes out as in the last run says what would stand in for it then.
         why: a clause. needs: logical resources by Ray's names, at their peak.
     """
 
@@ -63,40 +65,75 @@ def plan(
     """
     definition = define(document, storage=storage, reuse=reuse)
     cluster = _cluster_resources(address) if connect_cluster else None
-    store = Store(definition.storage)
-    known: dict[str, Any] = {}
+    foresight = _Foresight(store=Store(definition.storage), pipeline=definition.pipeline.name)
     rows = []
     problems = []
     for step in compile_plan(definition, gpus=_has_accelerators(cluster or {})).in_order():
         needs = _needs(definition, step)
-        action, why, value = _decide(store, step, known)
-        if value is not None:
-            known[step.name] = value
+        action, why = foresight.decide(step)
         rows.append(PlanRow(stage=step.name, kind=_kind(definition, step.name), action=action, why=why, needs=needs))
         if cluster is not None and action != "reuse":
             problems.extend(_missing(step.name, needs, cluster))
     return PlanReport(rows=tuple(rows), problems=tuple(problems), cluster=cluster)
 
 
-def _decide(store: Store, step: Step, known: Mapping[str, Any]) -> tuple[str, str, Any]:
-    if step.name == MODEL_STEP:
-        return "run", "a model that was made before is found by its content and taken", None
-    if step.key is None:
-        return "run", "stages of this kind are run every time", None
-    if any(name not in known for name in step.after if name != MODEL_STEP):
-        waiting = ", ".join(name for name in step.after if name not in known and name != MODEL_STEP)
-        return "unknown", f"depends on what {waiting} yields", None
-    if MODEL_STEP in step.after:
-        return "unknown", "depends on the model's digest, known once it has been made", None
-    entry = store.get(f"cache/{step.key({name: known[name] for name in step.after})}.json")
-    if entry is None:
-        return "run", "no earlier result with the same spec, inputs, code and tool versions", None
-    found = json.loads(entry)
-    try:
-        verify_artifacts(found["value"])
-    except VerlWorkflowError as error:
-        return "run", f"the earlier result of {found['run_id']} is not usable: {error}", None
-    return "reuse", f"same spec, inputs, code and tool versions as in {found['run_id']}", found["value"]
+@dataclass
+class _Foresight:
+    """What each step will do, told in order of execution.
+
+    A stage that runs every time has no result yet; what it yielded in the pipeline's last run is assumed, and said.
+    """
+
+    store: Store
+    pipeline: str
+    known: dict[str, Any] = field(default_factory=dict)
+    assumed: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def decide(self, step: Step) -> tuple[str, str]:
+        """The step's action, and why."""
+        if step.key is None:
+            self._assume(step.name)
+            if step.name == MODEL_STEP:
+                return "run", "a model that was made before is found by its content and taken"
+            return "run", "stages of this kind are run every time"
+        missing = [name for name in step.after if name not in self.known]
+        if missing:
+            return "unknown", f"depends on what {', '.join(missing)} will yield"
+        assumed = frozenset[str]().union(*(self.assumed[name] for name in step.after))
+        entry = self.store.get(f"cache/{step.key({name: self.known[name] for name in step.after})}.json")
+        if entry is None:
+            return "run", "no earlier result with the same spec, inputs, code and tool versions"
+        found = json.loads(entry)
+        try:
+            verify_artifacts(found["value"])
+        except VerlWorkflowError as error:
+            return "run", f"the earlier result of {found['run_id']} is not usable: {error}"
+        self.known[step.name], self.assumed[step.name] = found["value"], assumed
+        if assumed:
+            return (
+                "unknown",
+                f"re-used from {found['run_id']} if {' and '.join(sorted(assumed))} comes out as in {self._last_id}",
+            )
+        return "reuse", f"same spec, inputs, code and tool versions as in {found['run_id']}"
+
+    def _assume(self, name: str) -> None:
+        if self._last is not None and name in self._last.steps:
+            self.known[name] = self._last.steps[name].value
+            self.assumed[name] = frozenset({name})
+
+    @property
+    def _last_id(self) -> str:
+        return "" if self._last is None else self._last.run_id
+
+    @cached_property
+    def _last(self) -> RunState | None:
+        """The run of this pipeline that succeeded last."""
+        ended = [
+            (state.ended_at or 0.0, state)
+            for state in list_runs(self.store)
+            if state.status is RunStatus.SUCCEEDED and state.definition["pipeline"]["name"] == self.pipeline
+        ]
+        return max(ended, key=lambda pair: pair[0])[1] if ended else None
 
 
 def _kind(definition: Definition, name: str) -> str:

@@ -1,0 +1,125 @@
+"""What `plan` foresees, on runs whose stages return what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_workflow.artifacts import Artifact
+from verl_workflow.pipeline import define, plan
+from verl_workflow.pipeline._compile import compile_plan
+from verl_workflow.spec import load
+from verl_workflow.storage import Store
+from verl_workflow.workflow import Driver, InlineLauncher, Plan, create_run
+
+PIPELINE = """
+version: 1
+name: reading
+stages:
+  questions:
+    kind: python
+    function: "steps.py:questions"
+  prepare:
+    kind: data
+    source: {jsonl: "${questions.file}"}
+    prompt: "{{ question }}"
+    validation: 1
+  again:
+    kind: data
+    source: {parquet: "${prepare.train}"}
+    validation: 1
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "steps.py").write_text("def questions():\n    return {}\n")
+    (folder / "pipeline.yaml").write_text(PIPELINE)
+    return folder / "pipeline.yaml"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> str:
+    return str(tmp_path / "storage")
+
+
+def artifact(folder: Path, name: str, content: str) -> Mapping[str, Any]:
+    (folder / name).write_text(content)
+    return Artifact.of(folder / name).to_json()
+
+
+def finish(project: Path, storage: str, values: Mapping[str, Any], run_id: str = "night-1") -> None:
+    """A run of the pipeline whose stages yielded those values."""
+    definition = define(load(project), run_id=run_id, storage=storage)
+    store = Store(storage)
+    create_run(store, run_id, definition.to_json())
+    steps = tuple(
+        replace(step, call=lambda _, value=values[step.name]: value) for step in compile_plan(definition).steps
+    )
+    Driver(store=store, run_id=run_id, plan=Plan(steps=steps), launcher=InlineLauncher()).run()
+
+
+def foreseen(project: Path, storage: str) -> dict[str, tuple[str, str]]:
+    return {row.stage: (row.action, row.why) for row in plan(load(project), storage=storage).rows}
+
+
+@pytest.fixture
+def values(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "questions": {"file": artifact(tmp_path, "questions.jsonl", "{}")},
+        "prepare": {"train": artifact(tmp_path, "train.parquet", "rows")},
+        "again": {},
+    }
+
+
+def test_before_the_first_run_nothing_is_known_of_what_depends_on_a_function(project: Path, storage: str) -> None:
+    rows = foreseen(project, storage)
+    assert rows["questions"][0] == "run"
+    assert rows["prepare"] == ("unknown", "depends on what questions will yield")
+    assert not Path(storage).exists()
+
+
+def test_what_a_function_yielded_last_time_is_assumed_and_said(
+    project: Path, storage: str, values: dict[str, Any]
+) -> None:
+    finish(project, storage, values)
+    rows = foreseen(project, storage)
+    assert rows["questions"][0] == "run"
+    for stage in ("prepare", "again"):
+        assert rows[stage] == ("unknown", "re-used from night-1 if questions comes out as in night-1")
+
+
+def test_a_changed_stage_runs_and_those_behind_it_are_unknown(
+    project: Path, storage: str, values: dict[str, Any]
+) -> None:
+    finish(project, storage, values)
+    project.write_text(PIPELINE.replace('"{{ question }}"', '"{{ question }} Be brief."'))
+    rows = foreseen(project, storage)
+    assert rows["prepare"] == ("run", "no earlier result with the same spec, inputs, code and tool versions")
+    assert rows["again"] == ("unknown", "depends on what prepare will yield")
+
+
+def test_a_result_that_has_been_damaged_is_made_again(
+    project: Path, storage: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    finish(project, storage, values)
+    (tmp_path / "train.parquet").write_text("other")
+    action, why = foreseen(project, storage)["prepare"]
+    assert action == "run"
+    assert why.startswith("the earlier result of night-1 is not usable")
+
+
+def test_what_depends_on_nothing_unknown_is_re_used(project: Path, storage: str, values: dict[str, Any]) -> None:
+    (project.parent / "rows.jsonl").write_text('{"question": "1+1"}\n')
+    text = PIPELINE.replace("${questions.file}", "rows.jsonl")
+    project.write_text(text)
+    finish(project, storage, values)
+    rows = foreseen(project, storage)
+    for stage in ("prepare", "again"):
+        assert rows[stage] == ("reuse", "same spec, inputs, code and tool versions as in night-1")
