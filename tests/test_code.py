@@ -170,6 +170,21 @@ def test_changes_are_told_by_name(folder: Path, pipeline: Pipeline) -> None:
     assert changed(again, folder) == ["assets/words.txt missing", "fresh.py new", "near.py modified"]
 
 
+def test_files_that_came_into_a_listed_folder_are_told_as_new(folder: Path, pipeline: Pipeline, tmp_path: Path) -> None:
+    recorded = manifest(pipeline, folder)
+    assert changed(recorded, folder, pipeline.code) == []
+    (folder / "assets" / "more.txt").write_text("c\n")
+    assert changed(recorded, folder, pipeline.code) == ["assets/more.txt new"]
+    (folder / "assets" / "more.txt").unlink()
+    (folder / "assets" / "out.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (tmp_path / "elsewhere.txt").write_text("d\n")
+    assert changed(recorded, folder, pipeline.code) == ["assets modified"]
+    (folder / "assets" / "out.txt").unlink()
+    (folder / "assets" / "words.txt").unlink()
+    (folder / "assets").rename(folder / "moved")
+    assert changed(recorded, folder, pipeline.code) == ["assets/words.txt missing"]
+
+
 def test_a_changed_file_that_is_no_python_any_more_is_told_as_changed(folder: Path, pipeline: Pipeline) -> None:
     recorded = manifest(pipeline, folder)
     (folder / "near.py").write_text("def f(:\n")

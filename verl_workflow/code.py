@@ -92,10 +92,13 @@ def snapshot(pipeline: Pipeline, base_dir: str | os.PathLike[str], target_dir: s
     return found
 
 
-def changed(recorded: CodeManifest, base_dir: str | os.PathLike[str]) -> list[str]:
+def changed(recorded: CodeManifest, base_dir: str | os.PathLike[str], entries: Iterable[str] = ()) -> list[str]:
     """How the folder differs from what was recorded, sorted: ``reward.py modified``, ``... missing``, ``... new``.
 
-    New are files that recorded ones import by now.
+    New are files that recorded ones import by now, and those that have come into a folder of `entries`.
+
+    Args:
+        entries: the pipeline's ``code:``.
     """
     base = Path(base_dir)
     notes = {}
@@ -111,6 +114,15 @@ def changed(recorded: CodeManifest, base_dir: str | os.PathLike[str]) -> list[st
     for name in _imported(base, (name for name in present if name.endswith(".py")), strict=False):
         if name not in recorded.files:
             notes[name] = "new"
+    for entry in entries:
+        # The files of one that is gone are among the missing.
+        if not (base / entry).exists():
+            continue
+        try:
+            notes |= {name: "new" for name in _entry(contained(base, entry), base) if name not in recorded.files}
+        except UserError:
+            # A link in it leads out of the project by now; a new run would be refused for it.
+            notes[entry] = "modified"
     return [f"{name} {note}" for name, note in sorted(notes.items())]
 
 

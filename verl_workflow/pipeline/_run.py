@@ -120,7 +120,7 @@ def _code_warnings(definition: Definition) -> tuple[str, ...]:
     if not Path(definition.base_dir).is_dir():
         return ()
     manifest = code.CodeManifest(files=dict(definition.code_files), digest=definition.code_digest)
-    changed = code.changed(manifest, definition.base_dir)
+    changed = code.changed(manifest, definition.base_dir, definition.pipeline.code)
     if not changed:
         return ()
     return (
