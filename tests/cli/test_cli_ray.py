@@ -1,4 +1,4 @@
-"""The console script on a real, local Ray: stopped with Ctrl-C as in a terminal, resumed, and seen to leave nothing."""
+"""The console script on a real, local Ray: stopped by a signal, resumed, and seen to leave nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,14 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_ctrl_c_then_resume(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+    ids=["ctrl-c", "terminated"],
+)
+def test_a_stopped_run_says_so_leaves_nothing_and_is_resumed(
+    folder: Path, number: signal.Signals, expected: int
+) -> None:
     store = Store(str(folder / "storage"))
     arguments = ("run", "pipeline.yaml", "--run-id", "r1", "-p", f"hold={folder / 'hold'}")
     first = Terminal(*arguments, cwd=folder)
@@ -113,18 +120,23 @@ def test_ctrl_c_then_resume(folder: Path) -> None:
         time.sleep(1.5)
         family = psutil.Process(first.process.pid).children(recursive=True)
         assert family
-        # A terminal sends Ctrl-C to the whole group, Ray's processes included.
-        os.killpg(first.process.pid, signal.SIGINT)
+        if number is signal.SIGINT:
+            # A terminal sends Ctrl-C to the whole group, Ray's processes included.
+            os.killpg(first.process.pid, number)
+        else:
+            # As `kill` and `timeout` do.
+            first.process.send_signal(number)
         code, out, drawn = first.end()
     finally:
         stop(first, family)
-    assert code == 130, drawn
+    assert code == expected, drawn
     assert out == ""
     assert "second  running" in drawn
     assert re.search(r"━* ?─+ \d+/600", drawn)
     assert "stopped run r1; what has been done is kept" in drawn
     assert f"resume with: verl-workflow resume r1 --storage {folder / 'storage'}" in drawn
     assert "Traceback" not in drawn
+    assert "***" not in drawn
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +65,8 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             "_temp_dir": str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
         }
     try:
-        ray.init(address="local" if local else address, **options)
+        with _signal_handlers_kept():
+            ray.init(address="local" if local else address, **options)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise VerlWorkflowError(
@@ -74,6 +79,22 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             retryable=True,
         ) from error
     return local
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Put back the caller's handlers: Ray sets its own, in C++ too, which print a stack trace and end the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # Where the caller had none, Ray's ends the cluster before the process.
+            if handler not in {signal.SIG_DFL, None}:
+                signal.signal(number, handler)
 
 
 def _has_gpu() -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from verl_workflow.spec._model import Reward, VerlStage
 
 # Tokens that one forward and backward pass may hold on a rank, unless the user sets a micro batch size.
-_TOKENS_PER_PASS = {"cpu": 8192, "cuda": 16384}
+_TOKENS_PER_PASS = {"cpu": 4096, "cuda": 16384}
 _FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 _FILE_LOGGER = "file"
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
