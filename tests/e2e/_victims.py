@@ -62,11 +62,19 @@ def kill_command(command: Command) -> None:
 
     Returns when all that could touch the run is gone. Ray's agents, which only report, notice a minute or two later.
     """
-    victims = [process for process in command.tree() if not _is_agent(process)]
     command.process.kill()
     command.process.wait(30)
+    victims = [process for process in psutil.process_iter() if _is_of(process, command) and not _is_agent(process)]
     _, left = psutil.wait_procs(victims, timeout=90)
     assert not left, f"outlived the command: {left}"
+
+
+def _is_of(process: psutil.Process, command: Command) -> bool:
+    """Whether it descends from the command, dead or alive: Ray starts no session of its own."""
+    try:
+        return os.getsid(process.pid) == command.process.pid
+    except ProcessLookupError:
+        return False
 
 
 def _is_agent(process: psutil.Process) -> bool:
@@ -81,8 +89,9 @@ def kill_head(command: Command) -> None:
     _named(command, "gcs_server").kill()
 
 
-def kill_head_node(command: Command) -> None:
+def kill_head_node(command: Command, state: RunState) -> None:
     """Ray's head and all that runs on its node, as when the machine is lost, but for the user's own process."""
+    kill_driver(state)
     for process in command.tree():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -109,7 +118,15 @@ def _named(command: Command, text: str) -> psutil.Process:
     raise AssertionError(f"no process with {text!r} in its command line; output was\n{command.tail()}")
 
 
-def wait_for(command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str) -> RunState:
+def wait_for(
+    command: Command,
+    store: Store,
+    run_id: str,
+    ready: Callable[[RunState], bool],
+    what: str,
+    *,
+    pause: float = 0.05,
+) -> RunState:
     """The first state of the run that is `ready`; fails when the command ends before, or patience does."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -121,7 +138,7 @@ def wait_for(command: Command, store: Store, run_id: str, ready: Callable[[RunSt
             return state
         if command.process.poll() is not None:
             raise AssertionError(f"the command ended before {what}; output was\n{command.tail()}")
-        time.sleep(0.05)
+        time.sleep(pause)
     raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
 
 
