@@ -22,6 +22,7 @@ from _victims import (
 )
 
 from verl_workflow.storage import Store
+from verl_workflow.training import attempt_rows
 from verl_workflow.workflow import RunState, RunStatus, StepStatus, read_run
 
 ROOT = Path(__file__).parents[2]
@@ -134,18 +135,15 @@ def test_training_resumed_from_checkpoints_and_repeated_at_most_a_save_interval(
 ) -> None:
     """Each attempt's first step is at most `save_every` behind the last step seen before it."""
     stage = next(s for s in finished.definition["pipeline"]["stages"] if s["name"] == "train")
-    attempts = Path(finished.definition["artifacts"]) / "runs" / RUN / "stages" / "train" / "attempts"
+    folder = Path(finished.definition["artifacts"]) / "runs" / RUN / "stages" / "train"
     reached = 0
     resumed = 0
-    for folder in sorted(attempts.iterdir()):
-        metrics = folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
-        trained_steps = [step for step in steps if step > 0]
+    for rows in attempt_rows(folder):
+        trained_steps = [row.step for row in rows if row.trained]
         if not trained_steps:
             continue
         if reached:
-            assert trained_steps[0] > reached - stage["save_every"] - 1
+            assert trained_steps[0] > reached - stage["save_every"]
             resumed += 1
         reached = max(reached, *trained_steps)
     assert resumed >= 2
