@@ -106,6 +106,26 @@ def test_a_driver_may_die_at_any_write(kind: str, tmp_path: Path) -> None:
             check(store, folder, values)
 
 
+def test_a_result_that_others_may_re_use_outlives_a_driver_that_dies_before_its_commit(tmp_path: Path) -> None:
+    spared = 0
+    for write in range(1, 12):
+        folder = tmp_path / str(write)
+        store = prepare(folder)
+        plan = cached(folder / "marks")
+        with pytest.raises(Crash):
+            drive(CrashingStore(store.uri, at=write, after=True), "r", plan)
+        ran = executions(folder / "marks", "b")
+        kept = store.get("cache/new.json") is not None
+        if read_run(store, "r").status is RunStatus.SUCCEEDED:
+            break
+        committed = bool(of_kind(journal(store, "r"), "step_succeeded")) and read_run(store, "r").steps["b"].committed
+        drive(store, "r", plan)
+        if kept:
+            assert executions(folder / "marks", "b") == ran
+            spared += committed is None
+    assert spared >= 2
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from(sorted(PLANS)),

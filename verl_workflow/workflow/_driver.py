@@ -277,10 +277,11 @@ class Driver:
     def _settle(self, ended: _Running, outcome: Outcome, cancelling: bool) -> None:
         step = ended.step
         if isinstance(outcome, Returned):
-            self._commit(step, ended.attempt, outcome.data)
             if ended.cache_key is not None:
-                entry = {"run_id": self._run_id, "step": step.name, "value": self._values[step.name]}
+                # Before the commit: should this driver die in between, the next one finds the result here.
+                entry = {"run_id": self._run_id, "step": step.name, "value": json.loads(outcome.data)}
                 self._store.put(_cache_path(ended.cache_key), json.dumps(entry).encode())
+            self._commit(step, ended.attempt, outcome.data)
             return
         if cancelling:
             # Ended by us; the run's own record says so.
