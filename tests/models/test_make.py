@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from verl_workflow.artifacts import Artifact
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.models import make_model
+from verl_workflow.models._make import _made
 from verl_workflow.spec import Model
 
 TINY = Model(builtin="tiny")
@@ -26,6 +28,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture
 def copy(tiny: Artifact, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny.path, tmp_path / "copy"))
+
+
+def visible(root: Path) -> list[Path]:
+    """What has been made below `root`: all but the locks, which stay."""
+    return sorted(path for path in root.glob("models/*") if not path.name.startswith("."))
 
 
 def refused(path: Path) -> str:
@@ -46,7 +53,7 @@ def test_a_model_that_is_there_is_taken_as_it_is(tmp_path: Path) -> None:
     made_at = (first.path / "model.safetensors").stat().st_mtime_ns
     assert make_model(TINY, tmp_path, tmp_path) == first
     assert (first.path / "model.safetensors").stat().st_mtime_ns == made_at
-    assert sorted(entry.suffix for entry in (tmp_path / "models").iterdir() if entry.is_file()) == [".json"]
+    assert [entry.suffix for entry in visible(tmp_path) if entry.is_file()] == [".json"]
 
 
 def test_a_damaged_model_is_made_again(tmp_path: Path) -> None:
@@ -180,4 +187,27 @@ def test_gguf_mistakes_are_told(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             make_model(Model(gguf=named), tmp_path, tmp_path)
         assert caught.value.code is code, named
-    assert not (tmp_path / "models").exists() or not list((tmp_path / "models").iterdir())
+    assert visible(tmp_path) == []
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_runs_that_want_the_same_model_at_once_make_it_once(tiny: Artifact, tmp_path: Path, damaged: bool) -> None:
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        written.append(folder)
+        shutil.copytree(tiny.path, folder, dirs_exist_ok=True)
+
+    for round_ in range(10):
+        root = tmp_path / str(round_)
+        if damaged:
+            made = _made(root, "m", "r", write)
+            (made.path / "config.json").write_text("{}")
+        written.clear()
+        with ThreadPoolExecutor(4) as threads:
+            waiting = [threads.submit(_made, root, "m", "r", write) for _ in range(4)]
+            found = [future.result(60) for future in waiting]
+        assert len(written) == 1
+        assert {artifact.sha256 for artifact in found} == {tiny.sha256}
+        found[0].verify()
+        assert visible(root) == [found[0].path, found[0].path.with_name(f"{found[0].path.name}.json")]

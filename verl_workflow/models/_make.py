@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_workflow.artifacts import Artifact, file_digest
+from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.models import _gguf, _tiny
 from verl_workflow.models._check import check_folder
 
@@ -47,13 +48,22 @@ def make_model(spec: Model, root: Path, base_dir: Path) -> Artifact:
 
 def _made(root: Path, stem: str, recipe: str, write: Callable[[Path], None]) -> Artifact:
     """What `write` writes, at ``models/<stem>-<digest of recipe>``, taken as it is when it still matches its record."""
+    from filelock import FileLock
+
     folder = (Path(root) / "models" / f"{stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:8]}").absolute()
     record = folder.with_name(folder.name + ".json")
     ready = _matching(folder, record)
     if ready is not None:
         return ready
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # One maker at a time; the lock ends with its holder's process, however that ends.
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        return _matching(folder, record) or _make(folder, record, recipe, write)
+
+
+def _make(folder: Path, record: Path, recipe: str, write: Callable[[Path], None]) -> Artifact:
     partial = folder.with_name(f"{folder.name}.partial-{uuid.uuid4().hex[:8]}")
-    partial.mkdir(parents=True)
+    partial.mkdir()
     try:
         write(partial)
         for file in partial.iterdir():
@@ -65,31 +75,24 @@ def _made(root: Path, stem: str, recipe: str, write: Callable[[Path], None]) -> 
         draft = partial.with_name(partial.name + ".json")
         draft.write_text(json.dumps({"recipe": recipe, "sha256": made.sha256, "bytes": made.bytes}))
         draft.replace(record)
-        ready = _matching(folder, record)
-        if ready is not None:
-            return ready
         if folder.exists():
             # Damaged: out of the way in one step, then gone.
             old = folder.with_name(f"{partial.name}-old")
             folder.rename(old)
             shutil.rmtree(old, ignore_errors=True)
         partial.rename(folder)
-    except OSError:
-        ready = _matching(folder, record)
-        if ready is None:
-            raise
-        return ready
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Artifact(path=folder, sha256=made.sha256, bytes=made.bytes)
 
 
 def _matching(folder: Path, record: Path) -> Artifact | None:
-    try:
-        expected = json.loads(record.read_text())["sha256"]
-    except (OSError, ValueError, KeyError):
-        return None
     if not folder.is_dir():
         return None
-    found = Artifact.of(folder)
+    try:
+        expected = json.loads(record.read_text())["sha256"]
+        # It may be damaged, and replaced by another run while it is read.
+        found = Artifact.of(folder)
+    except (OSError, ValueError, KeyError, VerlWorkflowError):
+        return None
     return found if found.sha256 == expected else None
