@@ -22,7 +22,9 @@ from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan
 from verl_workflow.workflow._state import read_definition, read_run
 
-_ANSWER_S = 30.0
+# A busy machine takes a minute to start a worker and import what it needs; one that is slower is started again once.
+_ANSWER_S = 90.0
+_START_S = 2 * _ANSWER_S
 _LOOK_S = 2.0
 _HEAD_PATIENCE_S = 5.0
 _log = logging.getLogger(__name__)
@@ -124,7 +126,7 @@ def start_driver(
         max_task_retries=-1,
         max_concurrency=4,
     )
-    deadline = time.monotonic() + 2 * _ANSWER_S
+    deadline = time.monotonic() + _START_S
     while True:
         actor = remote.remote(store_uri, run_id, plan_loader, token, force)
         found, at_work = _meet(actor)
