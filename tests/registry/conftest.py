@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _registries import unchecked
 
 from verl_workflow.artifacts import Artifact
-from verl_workflow.registry import Lineage
+from verl_workflow.registry import Lineage, Registry
 from verl_workflow.storage import Store
 
 
@@ -72,3 +73,8 @@ def lineage() -> Callable[..., Lineage]:
         return Lineage(**{"run": run, "stage": "promote", "epoch": 1, **fields})
 
     return make
+
+
+@pytest.fixture
+def registry(store: Store, tmp_path: Path) -> Registry:
+    return unchecked(store, tmp_path / "files")
