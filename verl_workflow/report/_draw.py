@@ -10,6 +10,7 @@ from verl_workflow.report._curve import Learning, Points
 
 _INCHES = (7.0, 3.6)
 _DOTS_PER_INCH = 130
+_MARK_COLORS = ("#dd8452", "#c44e52", "#8172b3", "#937860")
 
 
 def draw(learnings: Sequence[Learning], path: Path, *, title: str) -> None:
@@ -48,8 +49,9 @@ def draw(learnings: Sequence[Learning], path: Path, *, title: str) -> None:
             axes.plot(*_xy(learning.validations), color="#55a868", marker="s", ls="--", label="verl's validation")
         for number, step in enumerate(learning.resumed):
             axes.axvline(step, color="#999999", ls=":", lw=1, label=None if number else "resumed")
-        for mark in learning.marks:
-            axes.plot([mark.step], [mark.score], "D", color="#c44e52", label=f"{mark.label}: {mark.score:.3f}")
+        for number, mark in enumerate(learning.marks):
+            color = _MARK_COLORS[number % len(_MARK_COLORS)]
+            axes.plot([mark.step], [mark.score], "D", color=color, label=f"{mark.label}: {mark.score:.3f}")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel=f"step of {learning.stage}", ylabel="mean score")
         axes.grid(alpha=0.3)
