@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,14 @@ def chain(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
 
 def broken(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
     raise UserError(ErrorCode.SPEC_INVALID, "this plan cannot be made", where="pipeline.yaml:3:1")
+
+
+def in_a_module_of_the_worker(name: str, **members: Any) -> dict[str, Any]:
+    """Classes of a module that only the calling process has, as of a file that was loaded by its path."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    for member in members.values():
+        member.__module__ = name
+        member.__qualname__ = member.__name__
+        setattr(module, member.__name__, member)
+    return members

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -116,6 +117,23 @@ def test_only_errors_that_may_pass_are_retried(store: Store, error: BaseExceptio
     assert str(error) in state.error["message"]
     assert state.error["step"] == "only"
     assert len(state.steps["only"].attempts) == attempts
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError("x"), Speechless()])
+def test_whatever_a_step_raises_is_told_by_its_type(store: Store, error: BaseException) -> None:
+    def fail(context: StepContext) -> None:
+        raise error
+
+    state = drive(store, "r", single(fail))
+    assert state.error is not None
+    assert state.error["code"] == "step_failed"
+    assert type(error).__name__ in state.error["message"]
+    assert "in fail" in state.error["traceback"]
 
 
 def test_a_value_that_json_cannot_hold_fails_at_once(store: Store) -> None:

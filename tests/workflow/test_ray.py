@@ -10,8 +10,9 @@ from typing import Any
 import psutil
 import pytest
 from _pieces import executions, journal, of_kind
-from _ray_plans import QUICK, Marked, mark, refuse
+from _ray_plans import QUICK, Marked, in_a_module_of_the_worker, mark, refuse
 
+from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import (
     Driver,
@@ -102,6 +103,51 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text(store: Store) -> None:
     assert "Local: holds a lock" in state.error["message"]
     assert "in fail" in state.error["traceback"]
     assert len(state.steps["a"].attempts) == QUICK.attempts
+
+
+def test_an_error_of_a_class_that_only_the_worker_knows_is_told_as_it_is(store: Store) -> None:
+    def fail(context: StepContext) -> None:
+        class Simple(Exception):
+            pass
+
+        raise in_a_module_of_the_worker("only_in_the_worker", Simple=Simple)["Simple"]("plain")
+
+    state = drive(store, Plan(steps=(Step(name="a", call=fail, retry=QUICK),)))
+    assert state.error is not None
+    assert (state.error["code"], state.error["message"]) == ("step_failed", "a: Simple: plain")
+    assert "in fail" in state.error["traceback"]
+
+
+def test_a_refusal_that_carries_what_only_the_worker_knows_stays_a_refusal(store: Store) -> None:
+    def fail(context: StepContext) -> None:
+        class Thing:
+            def __repr__(self) -> str:
+                return "<thing>"
+
+        class Refusal(UserError):
+            pass
+
+        known = in_a_module_of_the_worker("known_to_the_worker", Thing=Thing, Refusal=Refusal)
+        raise known["Refusal"](ErrorCode.DATA_INVALID, "wrong", value=known["Thing"](), remedy="Mend it.")
+
+    state = drive(store, Plan(steps=(Step(name="a", call=fail, retry=QUICK),)))
+    assert state.error is not None
+    assert state.error["code"] == "data_invalid"
+    assert "<thing>" in state.error["message"] and state.error["remedy"] == "Mend it."
+    assert len(state.steps["a"].attempts) == 1
+
+
+@pytest.mark.parametrize("needs", [{"num_cpus": 0.00001}, {"num_gpus": 1.5}])
+def test_quantities_that_ray_does_not_know_fail_their_step_alone(
+    store: Store, marks: Path, needs: dict[str, float]
+) -> None:
+    odd = Step(name="odd", call=Marked(str(marks)), retry=QUICK, **needs)  # type: ignore[arg-type]
+    state = drive(store, Plan(steps=(Step(name="a", call=Marked(str(marks)), retry=QUICK), odd)))
+    assert state.status is RunStatus.FAILED
+    assert state.error is not None
+    assert (state.error["code"], state.error["step"]) == ("spec_invalid", "odd")
+    assert len(state.steps["odd"].attempts) == 1
+    assert state.steps["a"].value == 1
 
 
 def test_a_function_that_cannot_be_sent_fails_at_once(store: Store) -> None:

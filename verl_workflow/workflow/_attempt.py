@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import threading
 import time
 import traceback
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._plan import StepContext
 from verl_workflow.workflow._state import progress_key
@@ -44,31 +43,33 @@ class Raised:
     """The attempt has failed.
 
     Attributes:
-        error: what was raised, None when it cannot be pickled. kind, message: its type's name and text.
+        error: what was raised, if it is one of this package's errors; else None, as its class may not be known where it
+            is read. kind, message: its type's name and text.
         traceback: as text, empty when the step's own code did not raise.
     """
 
-    error: BaseException | None
+    error: VerlWorkflowError | None
     kind: str
     message: str
     traceback: str = ""
 
     @classmethod
     def of(cls, error: BaseException, *, text: str = "") -> Raised:
-        return cls(error=error, kind=type(error).__name__, message=str(error), traceback=text)
+        ours = error if isinstance(error, VerlWorkflowError) else None
+        return cls(error=ours, kind=type(error).__name__, message=_message(error), traceback=text)
 
     @property
     def retryable(self) -> bool:
         """Whether another attempt may succeed: always, unless the error says that it cannot."""
         if isinstance(self.error, UserError):
             return False
-        return self.error.retryable if isinstance(self.error, VerlWorkflowError) else True
+        return self.error is None or self.error.retryable
 
     def to_json(self, step: str) -> dict[str, Any]:
         """As `VerlWorkflowError.to_json`, with ``step``, and ``traceback`` when there is one."""
-        error = self.error
-        if not isinstance(error, VerlWorkflowError):
-            error = VerlWorkflowError(ErrorCode.STEP_FAILED, f"{self.kind}: {self.message}", where=step, retryable=True)
+        error = self.error or VerlWorkflowError(
+            ErrorCode.STEP_FAILED, f"{self.kind}: {self.message}", where=step, retryable=True
+        )
         facts = {**error.to_json(), "step": step}
         return {**facts, "traceback": self.traceback} if self.traceback else facts
 
@@ -77,7 +78,7 @@ Outcome = Returned | Raised
 
 
 def execute(call: Call) -> Outcome:
-    """Run the step's function here and now; nothing it raises gets out, an exit included."""
+    """Run the step's function here and now; nothing it raises gets out, an exit or an interrupt included."""
     report = _Report(call)
     context = StepContext(
         run_id=call.run_id,
@@ -89,7 +90,7 @@ def execute(call: Call) -> Outcome:
     )
     try:
         return Returned(data=_encoded(call.call(context), call.step))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is handed on as the outcome
+    except BaseException as error:  # noqa: BLE001 - it is handed on as the outcome
         return _raised(error)
     finally:
         report.close()
@@ -109,14 +110,37 @@ def _encoded(value: Any, step: str) -> bytes:
 
 
 def _raised(error: BaseException) -> Raised:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    outcome = Raised.of(error, text=text)
     try:
-        # Exceptions with own constructors may pickle and yet fail to come back.
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # noqa: BLE001 - user code decides what pickling raises; the text is kept
-        return Raised(error=None, kind=outcome.kind, message=outcome.message, traceback=text)
-    return outcome
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return Raised.of(_plain(error), text=text)
+
+
+def _plain(error: BaseException) -> BaseException:
+    """One of this package's errors without classes and values that only the step's worker can load."""
+    if not isinstance(error, VerlWorkflowError):
+        return error
+    if isinstance(error, UserErrors):
+        return UserErrors([UserError(**_fields(single)) for single in error.errors])
+    return (UserError if isinstance(error, UserError) else VerlWorkflowError)(**_fields(error))
+
+
+def _fields(error: VerlWorkflowError) -> dict[str, Any]:
+    value = error.value
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        value = _message(value)
+    names = ("code", "what", "where", "remedy", "retryable")
+    return {**{name: getattr(error, name) for name in names}, "value": value}
+
+
+def _message(thing: object) -> str:
+    try:
+        return str(thing)
+    except Exception as error:  # noqa: BLE001 - the user's own __str__
+        return f"(its text cannot be shown: {type(error).__name__})"
 
 
 class _Report:

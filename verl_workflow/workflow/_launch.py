@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.workflow._attempt import Call, Outcome, Raised, execute
 from verl_workflow.workflow._plan import Step
 
@@ -50,17 +50,18 @@ class RayLauncher:
 
     def start(self, step: Step, call: Call) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        task = self._execute.options(
-            name=f"{call.run_id}:{call.step}:{call.attempt}",
-            num_cpus=step.num_cpus,
-            num_gpus=step.num_gpus,
-            max_retries=0,
-        )
         try:
+            task = self._execute.options(
+                name=f"{call.run_id}:{call.step}:{call.attempt}",
+                num_cpus=step.num_cpus,
+                num_gpus=step.num_gpus,
+                max_retries=0,
+            )
             ref = task.remote(call)
         except (TypeError, ValueError) as error:
-            # Ray's words for a function that cannot be pickled.
-            _resolve(future, Raised.of(_unsendable(call.step, error)))
+            # Ray's words for quantities that it does not know, and for a function that cannot be pickled.
+            unaskable = "resource" in str(error)
+            _resolve(future, Raised.of(_unaskable(step, error) if unaskable else _unsendable(call.step, error)))
             return future
         self._refs[future] = ref
         ref.future().add_done_callback(lambda done: self._ended(future, done))
@@ -114,6 +115,16 @@ def _ray_failure(error: BaseException) -> Raised:
             remedy=remedy,
             retryable=True,
         )
+    )
+
+
+def _unaskable(step: Step, error: Exception) -> UserError:
+    return UserError(
+        ErrorCode.SPEC_INVALID,
+        f"Ray cannot reserve what the step needs: {error}",
+        where=step.name,
+        value={"num_cpus": step.num_cpus, "num_gpus": step.num_gpus},
+        remedy="Ask for whole GPUs above one, and for no finer shares than 0.0001.",
     )
 
 
