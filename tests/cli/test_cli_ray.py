@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -152,6 +153,34 @@ def test_a_stopped_run_says_so_leaves_nothing_and_is_resumed(
     state = read_run(store, "r1")
     assert state.status is RunStatus.SUCCEEDED
     assert [len(state.steps[name].attempts) for name in ("first", "second")] == [1, 2]
+
+
+DYING = """\
+version: 1
+name: dying
+stages:
+  first:
+    kind: python
+    function: dying.py:first
+    retry: {attempts: 2, backoff: 0}
+"""
+
+
+def test_json_is_one_document_though_a_worker_dies(folder: Path) -> None:
+    (folder / "dying.yaml").write_text(DYING)
+    (folder / "dying.py").write_text(
+        "import os\n\ndef first(context):\n    return os._exit(1) if context.attempt == 1 else {'count': 4}\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [str(CLI), "run", "dying.yaml", "--run-id", "r1", "--storage", str(folder / "storage"), "--json"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [len(stage["attempts"]) for stage in json.loads(done.stdout)["stages"]] == [2]
 
 
 def wait_for_second(store: Store, terminal: Terminal) -> None:

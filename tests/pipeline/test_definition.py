@@ -70,3 +70,38 @@ stages:
     assert "verl.yaml:14:7" in message
     assert "max_ckpt_to_keep" in message
     assert "max_actor_ckpt_to_keep" in message
+
+
+def test_a_batch_that_the_data_cannot_fill_is_told_before_anything_runs(project: Path, tmp_path: Path) -> None:
+    (project / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+    )
+    (project / "rows.jsonl").write_text("".join(f'{{"question": "{n}", "answer": "x"}}\n' for n in range(10)))
+    (project / "small.yaml").write_text(
+        """\
+version: 1
+name: small
+model: {builtin: tiny}
+stages:
+  prepare:
+    kind: data
+    source: {jsonl: rows.jsonl}
+    prompt: "{{ question }}"
+    answer: answer
+    validation: 4
+  train:
+    kind: verl
+    train: ${prepare.train}
+    validation: ${prepare.validation}
+    reward: {function: "reward.py:score"}
+    steps: 2
+    batch_size: 8
+    save_every: 1
+"""
+    )
+    with pytest.raises(UserErrors) as caught:
+        define(load(project / "small.yaml"), storage=str(tmp_path / "s"))
+    (error,) = caught.value.errors
+    assert error.code is ErrorCode.DATA_INVALID
+    assert "small.yaml:17:" in error.where
+    assert "6 rows at most, fewer than one batch (got 8)" in str(error)

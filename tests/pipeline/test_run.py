@@ -89,6 +89,14 @@ def test_a_failed_run_is_resumed_with_its_recorded_code_and_says_so(
     assert len(state.steps["numbers"].attempts) == 1
 
 
+def test_code_that_changes_while_a_run_is_started_is_refused_and_leaves_nothing(project: Path, tmp_path: Path) -> None:
+    definition = define(load(project / "pipeline.yaml", {}), run_id="r3", storage=str(tmp_path / "storage"))
+    (project / "sums.py").write_text("def add(numbers):\n    return -1\n")
+    with pytest.raises(UserError, match="changed while the run was being started"):
+        start(definition)
+    assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+
+
 def test_resuming_an_unknown_run_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         resume(str(tmp_path / "storage"), "never-started")

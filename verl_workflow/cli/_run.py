@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,17 +119,13 @@ class _Session:
         """Begin, watch, tell the result, and exit with its code."""
         from verl_workflow.cli._watch import Terminated, signals_as_interrupts
 
-        run: Run | None = None
+        runs: list[Run] = []
         with signals_as_interrupts():
             try:
-                if not self.quiet:
-                    note(f"run {self.run_id}: {self._joining()}")
-                run = self.begin()
-                for warning in run.warnings:
-                    note(f"warning: {warning}")
-                code = self._tell_detached() if self.detach else self._stay_with(run)
+                seen = self._followed(runs)
+                code = self._tell_detached() if seen is None else self._tell_end(*seen)
             except KeyboardInterrupt as stop:
-                self._tell_interrupted(run)
+                self._tell_interrupted(*runs)
                 code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
             except VerlWorkflowError as error:
                 # Between the first look at a run and its resumption, its old driver may have ended it.
@@ -136,10 +134,34 @@ class _Session:
                 if not isinstance(error, UserError) and self._recorded():
                     note(f"resume with: {self._command('resume')}")
                 raise
-            finally:
-                if run is not None:
-                    run.close()
         raise typer.Exit(code)
+
+    def _followed(self, runs: list[Run]) -> tuple[RunFacts, object | None] | None:
+        """Begin and watch; the cluster has been left on return, so that nothing comes in between the result's lines.
+
+        Args:
+            runs: gets what was begun.
+
+        Returns:
+            As `watch`; None for a run that was detached.
+        """
+        if not self.quiet:
+            note(f"run {self.run_id}: {self._joining()}")
+        # Ray's client tells of workers that died on the stdout of whoever started it; its own logs keep that.
+        with redirect_stdout(_Unheard()):
+            try:
+                run = self.begin()
+                runs.append(run)
+                for warning in run.warnings:
+                    note(f"warning: {warning}")
+                return None if self.detach else self._watched(run)
+            except KeyboardInterrupt:
+                if runs and runs[0].local:
+                    note("stopping")
+                raise
+            finally:
+                for run in runs:
+                    run.close()
 
     def tell_succeeded(self) -> ExitCode:
         """The result of a run that needs no resumption."""
@@ -151,7 +173,7 @@ class _Session:
         self._tell_result(facts_of(read_run(Store(self.storage), self.run_id), self.storage, values=True), None)
         return ExitCode.OK
 
-    def _stay_with(self, run: Run) -> ExitCode:
+    def _watched(self, run: Run) -> tuple[RunFacts, object | None]:
         from verl_workflow.cli._view import open_view
         from verl_workflow.cli._watch import watch
         from verl_workflow.storage import Store
@@ -166,6 +188,9 @@ class _Session:
                 facts, lost = watch(store, self.run_id, view, driver_error=lambda: lost, ended_epoch=self.ended_epoch)
         finally:
             view.close()
+        return facts, lost
+
+    def _tell_end(self, facts: RunFacts, lost: object | None) -> ExitCode:
         if isinstance(lost, UserError):
             raise lost
         self._tell_result(facts, lost)
@@ -191,7 +216,7 @@ class _Session:
                 print_line(f"  {self._command(*words)}")
         return ExitCode.OK
 
-    def _tell_interrupted(self, run: Run | None) -> None:
+    def _tell_interrupted(self, run: Run | None = None) -> None:
         if run is not None and not run.local:
             note(f"left run {self.run_id}, which goes on in the cluster")
             note(f"stop it with: {self._command('cancel')}")
@@ -219,6 +244,13 @@ class _Session:
 
     def _command(self, verb: str, *more: str) -> str:
         return command(verb, self.run_id, self.storage, *more)
+
+
+class _Unheard(io.TextIOBase):
+    """A stream into nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 def _cluster(address: str | None, detach: bool) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_workflow import code
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
-from verl_workflow.spec import Document, Pipeline, VerlStage
+from verl_workflow.spec import DataStage, Document, Pipeline, VerlStage
 from verl_workflow.storage import Store, absolute_uri
 from verl_workflow.workflow import check_run_id
 
@@ -91,7 +91,7 @@ def define(
     if run_id is not None:
         check_run_id(run_id)
     uri = Store(storage or pipeline.storage.uri).uri
-    errors = check_training(document)
+    errors = check_training(document) + check_data(document)
     artifacts = artifacts_root(uri, None if storage else pipeline.storage.artifacts)
     if artifacts is None:
         errors.append(
@@ -151,6 +151,34 @@ def check_training(document: Document) -> list[UserError]:
         if isinstance(stage, VerlStage):
             place = partial(_place, document, stage.name)
             errors.extend(check_verl_stage(stage, where=place))
+    return errors
+
+
+def check_data(document: Document) -> list[UserError]:
+    """What data stages would refuse in files that are there already, each with its place."""
+    from verl_workflow.data import check_data_stage, training_rows
+
+    base_dir = document.path.parent
+    errors: list[UserError] = []
+    at_most: dict[str, int] = {}
+    for stage in document.pipeline.stages:
+        if isinstance(stage, DataStage):
+            found = check_data_stage(stage, base_dir, where=partial(_place, document, stage.name))
+            errors.extend(found)
+            rows = None if found else training_rows(stage, base_dir)
+            if rows is not None:
+                at_most[f"${{{stage.name}.train}}"] = rows
+    for stage in document.pipeline.stages:
+        if isinstance(stage, VerlStage) and at_most.get(stage.train, stage.batch_size) < stage.batch_size:
+            errors.append(
+                UserError(
+                    ErrorCode.DATA_INVALID,
+                    f"the training set has {at_most[stage.train]} rows at most, fewer than one batch",
+                    where=_place(document, stage.name, ("batch_size",)),
+                    value=stage.batch_size,
+                    remedy=f"Set batch_size to {at_most[stage.train]} or less, or give more rows.",
+                )
+            )
     return errors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def start(definition: Definition, *, address: str | None = None) -> Run:
     """
     store = Store(definition.storage)
     _refuse_existing(store, definition.run_id)
-    code.snapshot(definition.pipeline, definition.base_dir, definition.code_dir)
+    _copy_code(definition)
     create_run(store, definition.run_id, definition.to_json())
     return _drive(definition, address=address, force=False, warnings=())
 
@@ -91,6 +92,19 @@ def resume(storage: str, run_id: str, *, address: str | None = None, force: bool
         )
     definition = Definition.from_json(state.definition)
     return _drive(definition, address=address, force=force, warnings=_code_warnings(definition))
+
+
+def _copy_code(definition: Definition) -> None:
+    copied = code.snapshot(definition.pipeline, definition.base_dir, definition.code_dir)
+    if copied.digest != definition.code_digest:
+        # What was checked, and what earlier results are found by, is not what would run.
+        shutil.rmtree(definition.code_dir, ignore_errors=True)
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            "the pipeline's code was changed while the run was being started",
+            where=str(definition.base_dir),
+            remedy="Start it again.",
+        )
 
 
 def _drive(definition: Definition, *, address: str | None, force: bool, warnings: tuple[str, ...]) -> Run:
