@@ -43,6 +43,8 @@ def test_a_run_passes_outputs_on_and_uses_its_recorded_code(project: Path, tmp_p
     assert state.status is RunStatus.SUCCEEDED, state.error
     assert state.steps["total"].value == {"total": 0 + 1 + 2 + 3 + 4 + 10}
     assert (definition.code_dir / "steps.py").read_text() == (project / "steps.py").read_text()
+    # Relative paths lead to the attempt's folder, not into code that other runs share.
+    assert Path(state.steps["numbers"].value["path"]).with_name("relative.txt").exists()
 
     with pytest.raises(UserError) as caught:
         start(definition)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,7 +173,8 @@ def _run_python_stage(stage: PythonStage, context: StageContext) -> Any:
             value=sorted(arguments),
             remedy=f"Its signature is {function.__name__}{signature}.",
         ) from error
-    value = function(**arguments)
+    with _working_in(context.attempt_dir):
+        value = function(**arguments)
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -182,6 +186,21 @@ def _run_python_stage(stage: PythonStage, context: StageContext) -> Any:
             remedy="Write large or binary results below context.attempt_dir and return their path.",
         ) from error
     return value
+
+
+@contextmanager
+def _working_in(folder: Path) -> Iterator[None]:
+    """Relative paths lead here: a Ray worker starts in a copy of the code that other runs use as well."""
+    if threading.current_thread() is not threading.main_thread():
+        # The working directory is the whole process's, and others use it.
+        yield
+        return
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _resolved(value: Any, context: StageContext) -> Any:
