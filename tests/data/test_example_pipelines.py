@@ -49,7 +49,7 @@ def test_the_quick_starts_questions_are_split_and_pass_its_reward(tmp_path: Path
 def test_the_arithmetic_questions_are_split_and_pass_their_reward(tmp_path: Path) -> None:
     prepare = load(PIPELINES / "smollm2-arithmetic.yaml", None).pipeline.stage("prepare")
     output = run_data_stage(prepare, context(tmp_path, "prepare", {}))
-    assert output["rows"] == {"train": 128, "validation": 32, "rejected": 0}
+    assert output["rows"] == {"train": 128, "validation": 64, "rejected": 0}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_the_quick_starts_reward_gives_credit_for_each_right_bit(reply: str, sco
 
 
 @pytest.mark.parametrize(
-    ("reply", "score", "acc"),
-    [("12", 1.0, 1.0), (" 12. ", 1.0, 1.0), ("5 + 7 = 12", 0.7, 1.0), ("11", 0.3, 0.0), ("dozen", 0.0, 0.0)],
+    ("reply", "right"),
+    [("12", 1.0), (" 12. ", 1.0), ("5 + 7 = 12", 1.0), ("12 - 5 = 7", 0.0), ("11", 0.0), ("dozen", 0.0)],
 )
-def test_the_arithmetic_reward_wants_the_last_number_and_nothing_else(reply: str, score: float, acc: float) -> None:
+def test_the_arithmetic_reward_wants_the_last_number(reply: str, right: float) -> None:
     result = code.load_function("smollm2/reward.py:score", PIPELINES)("chain_sum", reply, "12")
-    assert (result["score"], result["acc"]) == (pytest.approx(score), acc)
+    assert result == {"score": right, "acc": right}

@@ -17,6 +17,7 @@ NAMESPACE = "verl_workflow"
 # Logical CPUs of a local cluster: verl asks for 3 for each rank, 1 for TransferQueue's controller and 1 for each of
 # its storage units, whatever the machine has; with fewer it would wait for ever on a laptop.
 LOCAL_CPUS = 12
+_LOCAL_STARTS = 3
 
 
 def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
@@ -42,6 +43,8 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             remedy='Install it with: uv pip install "verl-workflow[ray,verl]".',
         ) from error
 
+    from tenacity import Retrying, stop_after_attempt
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS") or None
     runtime_env = (
@@ -64,9 +67,11 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             "include_dashboard": False,
             "_temp_dir": str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
         }
+    # Ray gives its own processes 30 seconds to start, which a busy machine exceeds now and then.
+    starting = Retrying(stop=stop_after_attempt(_LOCAL_STARTS if local else 1), reraise=True)
     try:
         with _signal_handlers_kept():
-            ray.init(address="local" if local else address, **options)
+            starting(ray.init, address="local" if local else address, **options)
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise VerlWorkflowError(
