@@ -21,6 +21,7 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, StepStatus, read_run
 
 CLI = Path(sys.executable).with_name("verl-workflow")
+PATIENCE_S = 300.0
 
 STEPS = """
 import pathlib
@@ -55,7 +56,7 @@ stages:
     args: {count: "${first.count}", hold: "${params.hold}"}
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 class Terminal:
@@ -90,7 +91,7 @@ class Terminal:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, stdout, and what was drawn, without control sequences."""
-        out, _ = self.process.communicate(timeout=120)
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
         self._reader.join(30)
         drawn = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", self.drawn)
         return self.process.returncode, out.decode(), drawn.decode()
@@ -138,7 +139,7 @@ def test_a_stopped_run_says_so_leaves_nothing_and_is_resumed(
     assert f"resume with: verl-workflow resume r1 --storage {folder / 'storage'}" in drawn
     assert "Traceback" not in drawn
     assert "***" not in drawn
-    _, alive = psutil.wait_procs(family, timeout=30)
+    _, alive = psutil.wait_procs(family, timeout=120)
     assert not alive
 
     assert read_run(store, "r1").status in {RunStatus.RUNNING, RunStatus.RESUMABLE}
@@ -184,7 +185,7 @@ def test_json_is_one_document_though_a_worker_dies(folder: Path) -> None:
 
 
 def wait_for_second(store: Store, terminal: Terminal) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         assert terminal.process.poll() is None, terminal.end()
         try:

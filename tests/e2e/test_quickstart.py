@@ -83,7 +83,7 @@ def finished(folder: Path) -> RunState:
             else:
                 # The other stages are over before a driver feels that its head is missing.
                 kill_head_node(current, state)
-            assert current.wait(120) == 1, current.tail()
+            assert current.wait(300) == 1, current.tail()
             current.stop()
             current = resumed()
         assert current.wait() == 0, current.tail()
