@@ -165,3 +165,15 @@ def test_a_last_value_that_is_gone_is_not_assumed(project: Path, storage: str, v
     for key in store.list("runs/night-1/values"):
         store.delete(key)
     assert foreseen(project, storage)["prepare"] == ("unknown", "depends on what questions will yield")
+
+
+def test_an_earlier_result_of_another_shape_does_not_keep_a_plan_from_being_made(
+    project: Path, storage: str, values: dict[str, Any]
+) -> None:
+    finish(project, storage, values)
+    store = Store(storage)
+    for key in store.list("cache"):
+        store.put(key, b'{"run_id": "night-1", "value": 5}')
+    action, why = foreseen(project, storage)["again"]
+    assert action == "run"
+    assert why.startswith("what prepare yielded lacks what the stage refers to")

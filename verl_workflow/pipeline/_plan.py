@@ -100,9 +100,14 @@ class _Foresight:
         if missing:
             return "unknown", f"depends on what {', '.join(missing)} will yield"
         assumed = frozenset[str]().union(*(self.assumed[name] for name in step.after))
+        try:
+            key = step.key({name: self.known[name] for name in step.after})
+        except (LookupError, TypeError, AttributeError) as error:
+            # Results are taken as they are recorded, and need not be what the stage refers to.
+            return "run", f"what {', '.join(step.after)} yielded lacks what the stage refers to ({error!r})"
         origin = ""
         try:
-            found = read_earlier(self.store, step.key({name: self.known[name] for name in step.after}))
+            found = read_earlier(self.store, key)
             if found is None:
                 return "run", "no earlier result with the same spec, inputs, code and tool versions"
             origin = f" of {found.run_id}"
