@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,10 @@ def test_what_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(VerlWorkflowError) as caught:
         Artifact.of(tmp_path / "gone")
     assert caught.value.code is ErrorCode.FILE_MISSING
+
+
+@pytest.mark.parametrize("wrong", [{"path": 5}, {"sha256": None}, {"bytes": "x"}])
+def test_what_describes_no_artifact_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(VerlWorkflowError) as caught:
+        Artifact.from_json({"path": "/a", "sha256": "0", "bytes": 1, **wrong})
+    assert caught.value.code is ErrorCode.DATA_INVALID

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,15 @@ class Artifact:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Artifact:
+        """Raises VerlWorkflowError(DATA_INVALID) for what `to_json` cannot have written."""
+        for name, kind in (("path", str), ("sha256", str), ("bytes", int)):
+            if not isinstance(data.get(name), kind):
+                raise VerlWorkflowError(
+                    ErrorCode.DATA_INVALID,
+                    f"its {name} does not describe an artifact",
+                    value=reprlib.repr(data.get(name)),
+                    remedy="Run the stage that made it again.",
+                )
         return cls(path=Path(data["path"]), sha256=data["sha256"], bytes=data["bytes"])
 
     def to_json(self) -> dict[str, Any]:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.pipeline import Definition, define
 from verl_workflow.spec import load
 
@@ -105,3 +106,13 @@ stages:
     assert error.code is ErrorCode.DATA_INVALID
     assert "small.yaml:17:" in error.where
     assert "6 rows at most, fewer than one batch (got 8)" in str(error)
+
+
+@pytest.mark.parametrize("change", [{"pipeline": "x"}, {"pipeline": {"stages": [{}]}}, {"base_dir": 5}, {"more": 1}])
+def test_a_definition_that_is_not_as_it_was_written_is_damaged(
+    project: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    definition = define(load(project / "pipeline.yaml", {}), run_id="r1", storage=str(tmp_path / "s"))
+    with pytest.raises(VerlWorkflowError, match=r"runs/r1/definition\.json") as caught:
+        Definition.from_json({**definition.to_json(), **change})
+    assert caught.value.code is ErrorCode.JOURNAL_DAMAGED

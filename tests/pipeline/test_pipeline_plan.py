@@ -123,3 +123,57 @@ def test_what_depends_on_nothing_unknown_is_re_used(project: Path, storage: str,
     rows = foreseen(project, storage)
     for stage in ("prepare", "again"):
         assert rows[stage] == ("reuse", "same spec, inputs, code and tool versions as in night-1")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"x",
+        b"[" * 100_000,
+        b'{"run_id": 5, "value": 1}',
+        b'{"run_id": "night-1", "value": {"train": {"path": 5, "sha256": "", "bytes": 1}}}',
+    ],
+)
+def test_an_earlier_result_that_cannot_be_read_is_made_again_and_said(
+    project: Path, storage: str, values: dict[str, Any], entry: bytes
+) -> None:
+    finish(project, storage, values)
+    store = Store(storage)
+    for key in store.list("cache"):
+        store.put(key, entry)
+    action, why = foreseen(project, storage)["prepare"]
+    assert action == "run"
+    assert "is not usable" in why
+
+
+@pytest.mark.parametrize("definition", [{}, {"pipeline": "x"}, {"pipeline": {"stages": []}}])
+def test_a_run_of_no_pipeline_does_not_keep_a_plan_from_being_made(
+    project: Path, storage: str, values: dict[str, Any], definition: dict[str, Any]
+) -> None:
+    finish(project, storage, values)
+    create_run(Store(storage), "other", definition)
+    Driver(store=Store(storage), run_id="other", plan=Plan(steps=()), launcher=InlineLauncher()).run()
+    assert foreseen(project, storage)["prepare"][0] == "unknown"
+
+
+def test_a_last_value_that_is_gone_is_not_assumed(project: Path, storage: str, values: dict[str, Any]) -> None:
+    finish(project, storage, values)
+    store = Store(storage)
+    for key in store.list("runs/night-1/values"):
+        store.delete(key)
+    assert foreseen(project, storage)["prepare"] == ("unknown", "depends on what questions will yield")
+
+
+def test_an_earlier_result_of_another_shape_does_not_keep_a_plan_from_being_made(
+    project: Path, storage: str, values: dict[str, Any]
+) -> None:
+    finish(project, storage, values)
+    store = Store(storage)
+    for key in store.list("cache"):
+        store.put(key, b'{"run_id": "night-1", "value": 5}')
+    action, why = foreseen(project, storage)["again"]
+    assert action == "run"
+    assert why.startswith("what prepare yielded lacks what the stage refers to")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, create_run, list_runs, read_run, request_cancel, this_process
 from verl_workflow.workflow._heartbeat import heartbeat_key
 from verl_workflow.workflow._owner import is_dead
+from verl_workflow.workflow._records import StepSucceeded
+from verl_workflow.workflow._state import load_value
 
 
 @pytest.mark.parametrize("run_id", ["", "../x", "a/b", ".hidden", "a..b", "x" * 101, "tab\t", "näme", "a\n"])
@@ -179,3 +182,97 @@ def test_folders_that_are_no_runs_are_not_listed(store: Store) -> None:
 def test_reading_runs_needs_no_ray() -> None:
     code = "import sys; import verl_workflow.workflow; sys.exit(any(m in sys.modules for m in ('ray', 'torch')))"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"\xff", DEEP, b'{"definition": []}']
+    + [
+        json.dumps({"definition": {}, "created_at": at}).encode()
+        for at in ("yesterday", None, True, 1e300, float("nan"), -1.0)
+    ],
+)
+def test_a_definition_that_is_not_as_it_was_written_is_named_and_the_other_runs_are_listed(
+    store: Store, data: bytes
+) -> None:
+    create_run(store, "bad", {})
+    create_run(store, "good", {})
+    store.put("runs/bad/definition.json", data)
+    with pytest.raises(VerlWorkflowError, match=r"runs/bad/definition\.json") as caught:
+        read_run(store, "bad")
+    assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
+    assert {state.run_id: state.status for state in list_runs(store)} == {
+        "bad": RunStatus.DAMAGED,
+        "good": RunStatus.PENDING,
+    }
+
+
+CLAIM = {"kind": "claimed", "seq": 0, "epoch": 1, "time": 1.0, "owner": {}, "steps": ["a"]}
+DONE = {"kind": "step_succeeded", "seq": 1, "epoch": 1, "time": 2.0, "step": "a", "attempt": 0, "sha256": "0"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        DEEP,
+        {**CLAIM, "steps": [1, None]},
+        {**CLAIM, "steps": ["../a"]},
+        {**CLAIM, "kind": ["claimed"]},
+        *({**CLAIM, "time": at} for at in (1e308, float("nan"), True, -1.0)),
+    ],
+)
+def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: object) -> None:
+    create_run(store, "r", {})
+    data = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+    store.put("runs/r/journal/000000000000.json", data)
+    with pytest.raises(VerlWorkflowError, match=r"runs/r/journal/000000000000\.json") as caught:
+        read_run(store, "r")
+    assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": "../../x"},
+        *({"value_key": key} for key in ("../../../etc/passwd", "", "/etc", "runs//a", "runs/./a", "runs/..")),
+    ],
+)
+def test_a_journal_entry_that_leads_elsewhere_is_named(store: Store, change: dict[str, str]) -> None:
+    create_run(store, "r", {})
+    for entry in (CLAIM, {**DONE, "value_key": "runs/r/values/a", **change}):
+        store.put(f"runs/r/journal/{entry['seq']:012}.json", json.dumps(entry).encode())
+    with pytest.raises(VerlWorkflowError, match=f"its {next(iter(change))} is ") as caught:
+        read_run(store, "r")
+    assert (caught.value.code, caught.value.where) == (
+        ErrorCode.JOURNAL_DAMAGED,
+        "runs/r/journal/000000000001.json",
+    )
+
+
+@pytest.mark.parametrize(
+    "beat", [b"", b"[]", b"\xff", DEEP, b'{"epoch": "y", "time": 1}', b'{"epoch": 1, "time": NaN}']
+)
+def test_a_heartbeat_that_cannot_be_read_is_none(store: Store, beat: bytes) -> None:
+    claimed_by(store, this_process(), beat_s_ago=1.0)
+    store.put(heartbeat_key("r"), beat)
+    assert read_run(store, "r").heartbeat_age_s is None
+
+
+@pytest.mark.parametrize("progress", [b"", b"[]", b"\xff", DEEP])
+def test_progress_that_cannot_be_read_is_none(store: Store, progress: bytes) -> None:
+    claimed_by(store, this_process(), beat_s_ago=1.0)
+    started = {"kind": "step_started", "seq": 1, "epoch": 1, "time": time.time(), "step": "a", "attempt": 1}
+    store.put("runs/r/journal/000000000001.json", json.dumps(started).encode())
+    store.put("runs/r/progress/a.json", progress)
+    assert read_run(store, "r").steps["a"].progress is None
+
+
+def test_a_value_nested_too_deeply_to_be_read_is_named(store: Store) -> None:
+    committed = StepSucceeded(step="a", attempt=1, value_key="runs/r/values/a", sha256=hashlib.sha256(DEEP).hexdigest())
+    store.put(committed.value_key, DEEP)
+    with pytest.raises(VerlWorkflowError, match="nested too deeply") as caught:
+        load_value(store, committed)
+    assert caught.value.where == committed.value_key

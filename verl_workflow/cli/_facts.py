@@ -7,7 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.stored_json import is_number
+
 if TYPE_CHECKING:
+    from verl_workflow.outline import Outline
     from verl_workflow.workflow import Attempt, RunState, StepState
 
 # What a run's state calls a step that has no stage in the pipeline: the model all stages start from.
@@ -149,25 +153,28 @@ def facts_of(state: RunState, storage: str, *, values: bool = False, now: float 
         now: Unix time, by default the present.
 
     Raises:
-        VerlWorkflowError(JOURNAL_DAMAGED): a value is not what was recorded; only with `values`.
+        VerlWorkflowError(JOURNAL_DAMAGED): the definition is none of a pipeline; or, only with `values`, a value is
+            not what was recorded.
     """
+    from verl_workflow.outline import outline_of
+
     now = time.time() if now is None else now
     status = state.status.value
     alive = status == "running"
-    pipeline = state.definition.get("pipeline", {})
+    outline = outline_of(state)
     stages = [
         _stage(name, kind, state.steps[name], state.steps[name].value if values else None, alive, now)
         if name in state.steps
         else StageFacts(name=name, kind=kind, status="cancelled" if status == "cancelled" else "waiting")
-        for name, kind in _names(state, pipeline)
+        for name, kind in _names(state, outline)
     ]
     last = state.ended_at or (now if alive else state.updated_at)
     return RunFacts(
         run_id=state.run_id,
-        pipeline=str(pipeline.get("name", "")),
+        pipeline=outline.pipeline,
         status=status,
         storage=storage,
-        artifacts=str(state.definition.get("artifacts", "")),
+        artifacts=outline.artifacts,
         stages=tuple(stages),
         epoch=state.epoch,
         owner=state.owner,
@@ -180,9 +187,35 @@ def facts_of(state: RunState, storage: str, *, values: bool = False, now: float 
     )
 
 
-def _names(state: RunState, pipeline: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def damaged_facts(state: RunState, storage: str, error: Mapping[str, Any]) -> RunFacts:
+    """What is left to tell about a run whose record cannot be read. `error` says why: `VerlWorkflowError.to_json`."""
+    return RunFacts(
+        run_id=state.run_id,
+        pipeline="",
+        status="damaged",
+        storage=storage,
+        artifacts="",
+        stages=(),
+        started_at=state.created_at,
+        error=error,
+    )
+
+
+def listed_facts(state: RunState, storage: str) -> RunFacts:
+    """As `facts_of`; a run whose record cannot be read has the status ``damaged``, and the reason in `error`."""
+    if state.status.value == "damaged":
+        return damaged_facts(state, storage, state.error or {})
+    try:
+        return facts_of(state, storage)
+    except VerlWorkflowError as error:
+        if error.code is not ErrorCode.JOURNAL_DAMAGED:
+            raise
+        return damaged_facts(state, storage, error.to_json())
+
+
+def _names(state: RunState, outline: Outline) -> Iterator[tuple[str, str]]:
     """Stages in the pipeline's order; before them steps that are no stages."""
-    kinds = {str(stage["name"]): str(stage["kind"]) for stage in pipeline.get("stages", ())}
+    kinds = {stage.name: stage.kind for stage in outline.stages}
     yield from ((name, MODEL if name == MODEL else "python") for name in state.steps if name not in kinds)
     yield from kinds.items()
 
@@ -238,16 +271,22 @@ def _outcome(attempt: Attempt, step: StepState, *, last: bool, alive: bool) -> s
 
 def _progress(facts: Mapping[str, Any], status: str, value: Any) -> dict[str, Any]:
     """What a stage has reported, whatever its kind calls it."""
-    found: dict[str, Any] = {"phase": str(facts.get("phase") or "")}
+    found: dict[str, Any] = {"phase": phase if isinstance(phase := facts.get("phase"), str) else ""}
     if "step" in facts:
-        found |= {"done": facts["step"], "total": facts.get("total")}
+        found |= {"done": _number(facts, "step"), "total": _number(facts, "total")}
     elif "rows_done" in facts:
-        found |= {"done": facts["rows_done"], "total": facts.get("rows"), "unit": "row"}
+        found |= {"done": _number(facts, "rows_done"), "total": _number(facts, "rows"), "unit": "row"}
     elif "rows" in facts:
-        found |= {"done": facts["rows"], "unit": "row"}
-    found |= {"reward": facts.get("reward"), "step_seconds": facts.get("step_seconds")}
+        found |= {"done": _number(facts, "rows"), "unit": "row"}
+    found |= {"reward": _number(facts, "reward"), "step_seconds": _number(facts, "step_seconds")}
     if status == "running":
-        found["eta"] = facts.get("eta_seconds")
+        found["eta"] = _number(facts, "eta_seconds")
     if found["reward"] is None and isinstance(value, Mapping) and isinstance(value.get("reward"), Mapping):
-        found["reward"] = value["reward"].get("last")
+        found["reward"] = _number(value["reward"], "last")
     return found
+
+
+def _number(facts: Mapping[str, Any], name: str) -> int | float | None:
+    """What a stage reports is a hint that any code may have written: what is no number is no news."""
+    value = facts.get(name)
+    return value if is_number(value) else None

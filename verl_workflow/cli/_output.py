@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import enum
-import json
-import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from verl_workflow.cli._json import json_parts
 from verl_workflow.errors import UserError, UserErrors, VerlWorkflowError
 
 if TYPE_CHECKING:
@@ -57,18 +56,18 @@ def flat(error: VerlWorkflowError) -> list[VerlWorkflowError]:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document to stdout; numbers that JSON cannot hold become null."""
-    print_line(json.dumps(_finite(document), indent=2, ensure_ascii=False))
+    """Print one JSON document to stdout, however deeply nested; numbers that JSON cannot hold become null."""
+    print_line("".join(json_parts(document, indent="  ", encoding=_encoding(sys.stdout))))
 
 
 def print_line(text: str) -> None:
-    """Print to stdout what the user asked for."""
-    typer.echo(text)
+    """Print to stdout what the user asked for; characters that it cannot take are written as escapes."""
+    typer.echo(_encodable(text, sys.stdout))
 
 
 def note(text: str) -> None:
     """Print to stderr: errors, warnings and progress, which are never part of the result."""
-    typer.echo(text, err=True)
+    typer.echo(_encodable(text, sys.stderr), err=True)
 
 
 def interactive() -> bool:
@@ -81,7 +80,8 @@ def print_table(renderable: RenderableType) -> None:
     from rich.console import Console
 
     wide = None if sys.stdout.isatty() else 10_000
-    console = Console(file=sys.stdout, width=wide, highlight=False)
+    # What runs and stages say is shown as it is: brackets and colons in it are no markup.
+    console = Console(file=sys.stdout, width=wide, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(renderable)
     # Padding to the full width is of use to nobody.
@@ -89,11 +89,11 @@ def print_table(renderable: RenderableType) -> None:
         print_line(line.rstrip())
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+def _encodable(text: str, stream: TextIO) -> str:
+    """`text` with escapes for what the stream's encoding lacks, such as the halves of a surrogate pair."""
+    encoding = _encoding(stream)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _encoding(stream: TextIO) -> str:
+    return stream.encoding or "utf-8"

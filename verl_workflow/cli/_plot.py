@@ -30,6 +30,7 @@ def plot(
     """Draw the reward of a run's trainings, finished or going on, with its evaluations and resumptions."""
     with reported(as_json):
         from verl_workflow.cli._find import find_run
+        from verl_workflow.outline import outline_of
         from verl_workflow.report import draw, learning_of
 
         _, state = find_run(storage, run_id)
@@ -42,7 +43,7 @@ def plot(
                 remedy="Look at its state with verl-workflow status.",
             )
         path = output or Path(f"{run_id}.png")
-        draw(learnings, path, title=f"{state.definition['pipeline']['name']}: {run_id}")
+        draw(learnings, path, title=f"{outline_of(state).pipeline}: {run_id}")
         if as_json:
             print_json({"run_id": run_id, "path": str(path.absolute())})
         else:

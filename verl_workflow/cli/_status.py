@@ -34,12 +34,12 @@ def list_(storage: _options.Storage = None, as_json: _options.Json = False) -> N
     with reported(as_json):
         from rich.table import Table
 
-        from verl_workflow.cli._facts import facts_of
+        from verl_workflow.cli._facts import listed_facts
         from verl_workflow.storage import Store
         from verl_workflow.workflow import list_runs
 
         store = Store(_options.storage_of(storage))
-        runs = [facts_of(state, store.uri) for state in list_runs(store)]
+        runs = [listed_facts(state, store.uri) for state in list_runs(store)]
         runs.sort(key=lambda facts: (facts.started_at or 0.0, facts.run_id), reverse=True)
         if as_json:
             print_json({"storage": store.uri, "runs": [facts.to_json(brief=True) for facts in runs]})

@@ -22,8 +22,9 @@ def summary(facts: RunFacts) -> list[str]:
     if facts.artifacts:
         places["files:"] = f"{facts.artifacts}/runs/{facts.run_id}"
     for stage in facts.stages:
-        if stage.kind == "promote" and isinstance(stage.value, Mapping) and stage.value.get("model"):
-            places["model:"] = str(stage.value["model"]["path"])
+        model = stage.value.get("model") if stage.kind == "promote" and isinstance(stage.value, Mapping) else None
+        if isinstance(model, Mapping) and "path" in model:
+            places["model:"] = str(model["path"])
     lines += [f"  {name:<{width}}  {place}" for name, place in places.items()]
     return lines
 

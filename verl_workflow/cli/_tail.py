@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+
 _BLOCK = 1 << 20
 
 
@@ -21,11 +23,25 @@ class Tail:
         self._rest = b""
 
     def lines(self, *, ended: bool = False) -> Iterator[str]:
-        """What has been added; nothing while the file does not exist."""
+        """What has been added; nothing while there is no such file, or something else in its place.
+
+        Raises:
+            VerlWorkflowError(STORAGE): the file cannot be read.
+        """
         try:
+            # Opening what is no file may fail, and opening a pipe waits for its other end.
+            if not self.path.is_file():
+                return
             stream = self.path.open("rb")
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise VerlWorkflowError(
+                ErrorCode.STORAGE,
+                f"the log cannot be read: {error.strerror or error}",
+                where=str(self.path),
+                remedy="Check the permissions of the folder.",
+            ) from error
         with stream:
             stream.seek(self._offset)
             while block := stream.read(_BLOCK):

@@ -91,7 +91,10 @@ class LiveView:
         from rich.live import Live
 
         self._live = Live(
-            console=console or Console(stderr=True), auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            console=console or Console(stderr=True, markup=False, emoji=False),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._live.start()
 
@@ -174,7 +177,7 @@ def _bar(stage: StageFacts) -> RenderableType:
         return Text(stage.phase if stage.status == "running" else "", style="dim")
     if not stage.total:
         return Text(f"{stage.done} {stage.unit}s")
-    full = min(_BAR_WIDTH, round(_BAR_WIDTH * stage.done / stage.total))
+    full = round(_BAR_WIDTH * min(max(stage.done / stage.total, 0.0), 1.0))
     text = Text.assemble(("━" * full, "cyan"), ("─" * (_BAR_WIDTH - full), "dim"), f" {stage.done}/{stage.total}")
     if stage.status == "running" and stage.phase not in ("", "training"):
         text.append(f" {stage.phase}", style="dim")

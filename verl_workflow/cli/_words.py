@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
+from verl_workflow.cli._json import json_parts
 from verl_workflow.cli._options import DEFAULT_STORAGE
+from verl_workflow.stored_json import is_number
 
 if TYPE_CHECKING:
     from verl_workflow.cli._facts import RunFacts
@@ -48,7 +49,7 @@ def liveness(facts: RunFacts) -> str:
 
 def figure(value: Any) -> str:
     """A score with three decimals; a dash when there is none."""
-    return f"{value:.3f}" if isinstance(value, (int, float)) and math.isfinite(value) else "-"
+    return f"{value:.3f}" if is_number(value) else "-"
 
 
 def pace(seconds: float | None) -> str:
@@ -60,8 +61,12 @@ def pace(seconds: float | None) -> str:
 
 def short(value: Any, limit: int = 100) -> str:
     """A value as one line of JSON, cut at `limit` characters."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    text = ""
+    for part in json_parts(value):
+        text += part
+        if len(text) > limit:
+            return text[: limit - 1] + "…"
+    return text
 
 
 def location(storage: str) -> str:

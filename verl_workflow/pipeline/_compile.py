@@ -89,14 +89,16 @@ def _gpus(stage: Stage, there: bool) -> float:
 
 def verify_artifacts(value: Any) -> None:
     """Raise unless every artifact named in a step's value is on disk with the recorded content."""
-    if isinstance(value, Mapping):
-        if {"path", "sha256", "bytes"} <= value.keys():
-            Artifact.from_json(value).verify()
-        for item in value.values():
-            verify_artifacts(item)
-    elif isinstance(value, list):
-        for item in value:
-            verify_artifacts(item)
+    # Without recursion: a value may be nested as deeply as JSON allows.
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, Mapping):
+            if {"path", "sha256", "bytes"} <= found.keys():
+                Artifact.from_json(found).verify()
+            left.extend(found.values())
+        elif isinstance(found, list):
+            left.extend(found)
 
 
 @dataclass(frozen=True, kw_only=True)

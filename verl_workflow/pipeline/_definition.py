@@ -15,7 +15,7 @@ from verl_workflow import code
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.spec import DataStage, Document, Pipeline, VerlStage
 from verl_workflow.storage import Store, absolute_uri
-from verl_workflow.workflow import check_run_id
+from verl_workflow.workflow import check_run_id, damaged
 
 # Versions that change what a stage yields; recorded in each run and part of each stage's key.
 _TOOLS = ("verl-workflow", "verl", "torch", "transformers", "ray")
@@ -58,7 +58,12 @@ class Definition:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Definition:
-        """Raises UserError(SPEC_INVALID) for a definition written by a newer version."""
+        """The definition that `to_json` wrote.
+
+        Raises:
+            UserError(SPEC_INVALID): it was written by a newer version.
+            VerlWorkflowError(JOURNAL_DAMAGED): it is not as it was written.
+        """
         fields = dict(data)
         written = fields.pop("format", None)
         if written != FORMAT:
@@ -68,10 +73,15 @@ class Definition:
                 where=str(fields.get("run_id", "")),
                 remedy="Resume it with the version of verl-workflow that started it.",
             )
-        fields["pipeline"] = Pipeline.model_validate(fields["pipeline"])
-        fields["base_dir"] = Path(fields["base_dir"])
-        fields["artifacts"] = Path(fields["artifacts"])
-        return cls(**fields)
+        try:
+            fields["pipeline"] = Pipeline.model_validate(fields["pipeline"])
+            fields["base_dir"] = Path(fields["base_dir"])
+            fields["artifacts"] = Path(fields["artifacts"])
+            return cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(
+                f"runs/{fields.get('run_id')}/definition.json", f"it does not describe a pipeline ({error!r})"
+            ) from error
 
 
 def define(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.outline import outline_of
 from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, verify_artifacts
 from verl_workflow.pipeline._definition import Definition, define
 from verl_workflow.spec import DataStage, Document, VerlStage
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RunState, RunStatus, Step, list_runs
+from verl_workflow.workflow import RunState, RunStatus, Step, list_runs, read_earlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,26 +100,39 @@ class _Foresight:
         if missing:
             return "unknown", f"depends on what {', '.join(missing)} will yield"
         assumed = frozenset[str]().union(*(self.assumed[name] for name in step.after))
-        entry = self.store.get(f"cache/{step.key({name: self.known[name] for name in step.after})}.json")
-        if entry is None:
-            return "run", "no earlier result with the same spec, inputs, code and tool versions"
-        found = json.loads(entry)
         try:
-            verify_artifacts(found["value"])
-        except VerlWorkflowError as error:
-            return "run", f"the earlier result of {found['run_id']} is not usable: {error}"
-        self.known[step.name], self.assumed[step.name] = found["value"], assumed
+            key = step.key({name: self.known[name] for name in step.after})
+        except (LookupError, TypeError, AttributeError) as error:
+            # Results are taken as they are recorded, and need not be what the stage refers to.
+            return "run", f"what {', '.join(step.after)} yielded lacks what the stage refers to ({error!r})"
+        origin = ""
+        try:
+            found = read_earlier(self.store, key)
+            if found is None:
+                return "run", "no earlier result with the same spec, inputs, code and tool versions"
+            origin = f" of {found.run_id}"
+            verify_artifacts(found.value)
+        except (VerlWorkflowError, OSError) as error:
+            return "run", f"the earlier result{origin} is not usable: {error}"
+        self.known[step.name], self.assumed[step.name] = found.value, assumed
         if assumed:
             return (
                 "unknown",
-                f"re-used from {found['run_id']} if {' and '.join(sorted(assumed))} comes out as in {self._last_id}",
+                f"re-used from {found.run_id} if {' and '.join(sorted(assumed))} comes out as in {self._last_id}",
             )
-        return "reuse", f"same spec, inputs, code and tool versions as in {found['run_id']}"
+        return "reuse", f"same spec, inputs, code and tool versions as in {found.run_id}"
 
     def _assume(self, name: str) -> None:
-        if self._last is not None and name in self._last.steps:
-            self.known[name] = self._last.steps[name].value
-            self.assumed[name] = frozenset({name})
+        if self._last is None or name not in self._last.steps:
+            return
+        try:
+            value = self._last.steps[name].value
+        except VerlWorkflowError as error:
+            if error.code is not ErrorCode.JOURNAL_DAMAGED:
+                raise
+            # Nothing can be foreseen from a value that is gone; what stands behind it is said to be unknown.
+            return
+        self.known[name], self.assumed[name] = value, frozenset({name})
 
     @property
     def _last_id(self) -> str:
@@ -127,13 +140,21 @@ class _Foresight:
 
     @cached_property
     def _last(self) -> RunState | None:
-        """The run of this pipeline that succeeded last."""
+        """The run of this pipeline that succeeded last; one whose record is damaged does not count."""
         ended = [
             (state.ended_at or 0.0, state)
             for state in list_runs(self.store)
-            if state.status is RunStatus.SUCCEEDED and state.definition["pipeline"]["name"] == self.pipeline
+            if state.status is RunStatus.SUCCEEDED and _pipeline_name(state) == self.pipeline
         ]
         return max(ended, key=lambda pair: pair[0])[1] if ended else None
+
+
+def _pipeline_name(state: RunState) -> str | None:
+    """None for a run of something that is no pipeline."""
+    try:
+        return outline_of(state).pipeline
+    except VerlWorkflowError:
+        return None
 
 
 def _kind(definition: Definition, name: str) -> str:

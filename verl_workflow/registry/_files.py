@@ -74,14 +74,22 @@ def records(folder: Path) -> dict[str, FileRecord]:
     }
 
 
-def differences(folder: Path, expected: Mapping[str, FileRecord]) -> list[str]:
-    """What is missing, changed or too much in `folder`, one phrase a file; empty when it is as recorded."""
-    found = records(folder) if folder.is_dir() else {}
+def differences(folder: Path, expected: Mapping[str, FileRecord], *, contents: bool = True) -> list[str]:
+    """What is missing, changed or too much in `folder`, one phrase a file; empty when it is as recorded.
+
+    Args:
+        contents: compare digests, too, which reads all files.
+    """
+    found = {file.relative_to(folder).as_posix(): file for file in _files(folder)} if folder.is_dir() else {}
     missing = [f"{name} is missing" for name in expected if name not in found]
     changed = [
-        f"{name} has changed ({found[name].bytes} bytes, {record.bytes} recorded)"
+        f"{name} has changed ({size} bytes, {record.bytes} recorded)"
         for name, record in expected.items()
-        if name in found and found[name] != record
+        if name in found
+        and (
+            (size := found[name].stat().st_size) != record.bytes
+            or (contents and file_digest(found[name]) != record.sha256)
+        )
     ]
     return sorted(missing + changed) + sorted(f"{name} is too much" for name in found if name not in expected)
 

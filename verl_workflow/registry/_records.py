@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 
 from verl_workflow.artifacts import Artifact
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.stored_json import parse_json
 
 FORMAT = 1
+VERSION = re.compile(r"v[0-9]{4,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +88,41 @@ class ModelVersion:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], path: Path) -> ModelVersion:
-        """`path` is where the files lie now; the folder may be mounted elsewhere than where it was written."""
-        artifact = data["artifact"]
+    def from_json(cls, data: Mapping[str, Any], path: Path, key: str) -> ModelVersion:
+        """The manifest that `to_json` wrote.
+
+        Args:
+            path: where the files lie now; the folder may be mounted elsewhere than where it was written.
+            key: of the record, for messages.
+
+        Raises:
+            VerlWorkflowError(STORAGE): it is not as it was written.
+        """
+        check = _Checked(data, key)
+        artifact, lineage = (_Checked(check.field(name, dict), f"{key}: {name}") for name in ("artifact", "lineage"))
+        files = {name: _Checked(record, f"{key}: {name}") for name, record in check.field("files", dict).items()}
         return cls(
-            model=data["model"],
-            version=data["version"],
-            artifact=Artifact(path=path, sha256=artifact["sha256"], bytes=artifact["bytes"]),
-            files={name: FileRecord(**record) for name, record in data["files"].items()},
-            lineage=Lineage(**data["lineage"]),
-            evaluation=data["evaluation"],
-            created_at=data["created_at"],
+            model=check.field("model", str),
+            version=check.field("version", str),
+            artifact=Artifact(path=path, sha256=artifact.field("sha256", str), bytes=artifact.field("bytes", int)),
+            files={
+                name: FileRecord(sha256=record.field("sha256", str), bytes=record.field("bytes", int))
+                for name, record in files.items()
+            },
+            lineage=Lineage(
+                run=lineage.field("run", str),
+                stage=lineage.field("stage", str),
+                epoch=lineage.field("epoch", int, 0),
+                attempt=lineage.field("attempt", int, 1),
+                **{
+                    name: lineage.field(name, str, None)
+                    for name in ("pipeline", "config", "code", "parent", "champion")
+                },
+                data=lineage.texts("data"),
+                versions=lineage.texts("versions"),
+            ),
+            evaluation=check.field("evaluation", dict),
+            created_at=check.field("created_at", str),
         )
 
 
@@ -126,8 +154,50 @@ class AliasRecord:
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AliasRecord:
-        return cls(**{name: value for name, value in data.items() if name != "format"})
+    def from_json(cls, data: Mapping[str, Any], key: str) -> AliasRecord:
+        """The record that `to_json` wrote. Raises VerlWorkflowError(STORAGE), naming `key`, when it is another."""
+        check = _Checked(data, key)
+        version = check.field("version", str)
+        if VERSION.fullmatch(version) is None:
+            raise damaged(key, f"the version of the registry's record is {reprlib.repr(version)}")
+        return cls(
+            number=check.field("number", int),
+            model=check.field("model", str),
+            alias=check.field("alias", str),
+            version=version,
+            rollback=check.field("rollback", bool, False),
+            run=check.field("run", str, None),
+            stage=check.field("stage", str, None),
+            epoch=check.field("epoch", int, 0),
+            token=check.field("token", str),
+            at=check.field("at", str),
+        )
+
+
+_NEEDED = object()
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A stored object whose fields are read by their types; `key` is its place."""
+
+    data: Any
+    key: str
+
+    def field(self, name: str, kind: type, default: Any = _NEEDED) -> Any:
+        """The field; with a default it may be missing, and with None as the default it may be null."""
+        value = self.data.get(name, default) if isinstance(self.data, dict) else None
+        if value is None and default is None:
+            return None
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            shown = "missing" if value is _NEEDED else reprlib.repr(value)
+            raise damaged(self.key, f"{name} of the registry's record is {shown}")
+        return value
+
+    def texts(self, name: str) -> dict[str, str]:
+        """A field with texts by name, which may be missing."""
+        found: dict[str, str] = self.field(name, dict, {})
+        return {entry: _Checked(found, f"{self.key}: {name}").field(entry, str) for entry in found}
 
 
 def dump(record: Mapping[str, Any]) -> bytes:
@@ -137,15 +207,16 @@ def dump(record: Mapping[str, Any]) -> bytes:
 def parse(data: bytes, key: str) -> dict[str, Any]:
     """A stored record. Raises VerlWorkflowError(STORAGE) when it is no record this version can read."""
     try:
-        found = json.loads(data)
+        found = parse_json(data)
     except ValueError as error:
-        raise _damaged(key, f"the registry's record is not JSON: {error}") from error
+        raise damaged(key, f"the registry's record is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise _damaged(key, f"the registry's record is not in format {FORMAT}")
+        raise damaged(key, f"the registry's record is not in format {FORMAT}")
     return found
 
 
-def _damaged(key: str, what: str) -> VerlWorkflowError:
+def damaged(key: str, what: str) -> VerlWorkflowError:
+    """The error for a record that is not as it was written."""
     return VerlWorkflowError(
         ErrorCode.STORAGE, what, where=key, remedy="Restore it, or read it with the version that wrote it."
     )

@@ -15,11 +15,11 @@ from typing import Any
 from verl_workflow.artifacts import Artifact
 from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.registry import _files, _probe
-from verl_workflow.registry._records import FORMAT, AliasRecord, Lineage, ModelVersion, dump, parse
+from verl_workflow.registry._records import FORMAT, VERSION, AliasRecord, Lineage, ModelVersion, damaged, dump, parse
 from verl_workflow.storage import Store
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_VERSION = re.compile(r"v[0-9]{4,}")
+_MOVE = re.compile(r"([0-9]{12})\.json")
 
 
 class Registry:
@@ -42,12 +42,27 @@ class Registry:
 
     def models(self) -> list[str]:
         """Names of all models with a version, sorted."""
-        return [name for name in self._store.folders("registry") if self._store.list(f"registry/{name}/versions")]
+        names = filter(_NAME.fullmatch, self._store.folders("registry"))
+        return [name for name in names if self._version_names(name)]
 
     def versions(self, model: str) -> list[ModelVersion]:
-        """All versions, oldest first. Raises UserError(MODEL_UNKNOWN) when there is no such model."""
-        names = self._version_names(self._known(model))
+        """All versions, oldest first.
+
+        Raises:
+            UserError(MODEL_UNKNOWN): there is no such model.
+            VerlWorkflowError(STORAGE): a manifest is damaged; the others are to be had one by one.
+        """
+        names = self.version_names(model)
         return [found for name in names if (found := self._version(model, name)) is not None]
+
+    def version_names(self, model: str) -> list[str]:
+        """Names of all versions, oldest first, whatever their manifests say. Raises UserError(MODEL_UNKNOWN)."""
+        return self._version_names(self._known(model))
+
+    def alias_names(self, model: str) -> list[str]:
+        """Names of all aliases of the model, sorted, whatever their records say."""
+        names = filter(_NAME.fullmatch, self._store.folders(self._key(_check_name(model, "model"), "aliases")))
+        return [name for name in names if self._numbers(model, name)]
 
     def resolve(self, model: str, alias_or_version: str) -> ModelVersion:
         """The version of that name, or the one the alias points to.
@@ -57,7 +72,7 @@ class Registry:
         """
         self._known(model)
         _check_name(alias_or_version, "alias")
-        record = None if _VERSION.fullmatch(alias_or_version) else self.alias(model, alias_or_version)
+        record = None if VERSION.fullmatch(alias_or_version) else self.alias(model, alias_or_version)
         found = self._version(model, record.version if record else alias_or_version)
         if found is not None:
             return found
@@ -68,7 +83,7 @@ class Registry:
                 where=self._store.uri,
                 remedy=f"Restore registry/{model}/versions, or roll the alias back.",
             )
-        known = [*self._store.folders(f"registry/{model}/aliases"), *self._version_names(model)]
+        known = [*self.alias_names(model), *self._version_names(model)]
         raise _unknown(f"{model} has no alias or version of this name", alias_or_version, known, "verl-workflow models")
 
     def register(
@@ -124,10 +139,14 @@ class Registry:
             ) from error
         return version
 
-    def verify(self, model: str, version: str) -> None:
-        """Raise VerlWorkflowError(MODEL_INVALID), naming each file, unless all files are as the manifest says."""
+    def verify(self, model: str, version: str, *, contents: bool = True) -> None:
+        """Raise VerlWorkflowError(MODEL_INVALID), naming each file, unless all files are as the manifest says.
+
+        Args:
+            contents: read the files; otherwise only their names and sizes are compared, which takes no time.
+        """
         found = self.resolve(model, version)
-        wrong = _files.differences(found.path, found.files)
+        wrong = _files.differences(found.path, found.files, contents=contents)
         if wrong:
             raise VerlWorkflowError(
                 ErrorCode.MODEL_INVALID,
@@ -143,8 +162,7 @@ class Registry:
 
     def aliases(self, model: str) -> dict[str, AliasRecord]:
         """The newest move of each alias of the model, by name."""
-        names = self._store.folders(f"registry/{_check_name(model, 'model')}/aliases")
-        return {name: record for name in names if (record := self.alias(model, name)) is not None}
+        return {name: record for name in self.alias_names(model) if (record := self.alias(model, name)) is not None}
 
     def history(self, model: str, alias: str) -> list[AliasRecord]:
         """All moves of the alias, oldest first."""
@@ -173,7 +191,7 @@ class Registry:
             UserError: MODEL_UNKNOWN, or the name is no alias.
         """
         _check_name(alias, "alias")
-        if _VERSION.fullmatch(alias):
+        if VERSION.fullmatch(alias):
             raise UserError(
                 ErrorCode.SPEC_INVALID,
                 "an alias cannot be named like a version",
@@ -245,19 +263,25 @@ class Registry:
 
     def _version_names(self, model: str) -> list[str]:
         keys = self._store.list(self._key(model, "versions"))
-        names = [key.rsplit("/", 1)[-1].removesuffix(".json") for key in keys]
-        return sorted((name for name in names if _VERSION.fullmatch(name)), key=_number)
+        stems = [name.removesuffix(".json") for key in keys if (name := key.rsplit("/", 1)[-1]).endswith(".json")]
+        return sorted((stem for stem in stems if VERSION.fullmatch(stem)), key=_number)
 
     def _version(self, model: str, version: str) -> ModelVersion | None:
         key = self._key(model, "versions", f"{version}.json")
         data = self._store.get(key)
-        return None if data is None else ModelVersion.from_json(parse(data, key), self._folder(model, version))
+        if data is None:
+            return None
+        found = ModelVersion.from_json(parse(data, key), self._folder(model, version), key)
+        if (found.model, found.version) != (model, version):
+            raise damaged(key, f"the registry's record is that of {found.model} {found.version}")
+        return found
 
     def _claimed(self, model: str, identity: str) -> str | None:
         """The version claimed for this identity earlier, if one was."""
         for key in self._store.list(self._key(model, "claims")):
-            if self._claims(key, identity):
-                return key.rsplit("/", 1)[-1].removesuffix(".json")
+            version = key.rsplit("/", 1)[-1].removesuffix(".json")
+            if VERSION.fullmatch(version) and self._claims(key, identity):
+                return version
         return None
 
     def _claim(self, model: str, identity: str) -> str:
@@ -279,12 +303,15 @@ class Registry:
 
     def _numbers(self, model: str, alias: str) -> list[int]:
         prefix = self._key(_check_name(model, "model"), "aliases", _check_name(alias, "alias"))
-        stems = [key.rsplit("/", 1)[-1].removesuffix(".json") for key in self._store.list(prefix)]
-        return sorted(int(stem) for stem in stems if stem.isdigit())
+        names = [key.rsplit("/", 1)[-1] for key in self._store.list(prefix)]
+        return sorted(int(match[1]) for match in map(_MOVE.fullmatch, names) if match)
 
     def _move(self, model: str, alias: str, number: int) -> AliasRecord:
         key = self._move_key(model, alias, number)
-        return AliasRecord.from_json(parse(self._store.get(key) or b"", key))
+        found = AliasRecord.from_json(parse(self._store.get(key) or b"", key), key)
+        if (found.model, found.alias, found.number) != (model, alias, number):
+            raise damaged(key, f"the registry's record is that of move {found.number} of {found.model}'s {found.alias}")
+        return found
 
     def _move_key(self, model: str, alias: str, number: int) -> str:
         return self._key(model, "aliases", alias, f"{number:012d}.json")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_workflow.outline import Outline, StageOutline, outline_of
+from verl_workflow.stored_json import is_number
 from verl_workflow.training import REWARD, Row, attempt_rows
 
 if TYPE_CHECKING:
@@ -47,16 +49,21 @@ class Learning:
 
 
 def learning_of(state: RunState) -> list[Learning]:
-    """The trainings of a run that have made a step, in the pipeline's order; of one that goes on, what there is."""
-    stages: Sequence[Mapping[str, Any]] = state.definition.get("pipeline", {}).get("stages", ())
-    trainings = [stage for stage in stages if stage["kind"] == "verl" and stage["name"] in state.steps]
-    found = [_learning(state, stages, training) for training in trainings]
+    """The trainings of a run that have made a step, in the pipeline's order; of one that goes on, what there is.
+
+    Raises:
+        VerlWorkflowError(JOURNAL_DAMAGED): the run's definition is none of a pipeline, or a value is not what was
+            recorded.
+    """
+    outline = outline_of(state)
+    trainings = [stage for stage in outline.stages if stage.kind == "verl" and stage.name in state.steps]
+    found = [_learning(state, outline, training) for training in trainings]
     return [learning for learning in found if learning.rewards]
 
 
-def _learning(state: RunState, stages: Sequence[Mapping[str, Any]], training: Mapping[str, Any]) -> Learning:
-    name = str(training["name"])
-    attempts = attempt_rows(_folder(state, name))
+def _learning(state: RunState, outline: Outline, training: StageOutline) -> Learning:
+    name = training.name
+    attempts = attempt_rows(_folder(state, outline, name))
     # A step that was trained again counts as it was the last time.
     rewards = {row.step: reward for rows in attempts for row in rows if (reward := row.number(REWARD)) is not None}
     validations = {row.step: score for rows in attempts for row in rows if (score := _validation(row)) is not None}
@@ -66,14 +73,14 @@ def _learning(state: RunState, stages: Sequence[Mapping[str, Any]], training: Ma
         rewards=tuple(sorted(rewards.items())),
         validations=tuple(sorted(validations.items())),
         resumed=tuple([step for step in begun if step is not None][1:]),
-        marks=tuple(_marks(state, stages, training, max(rewards, default=0))),
+        marks=tuple(_marks(state, outline, training, max(rewards, default=0))),
     )
 
 
-def _folder(state: RunState, stage: str) -> Path:
+def _folder(state: RunState, outline: Outline, stage: str) -> Path:
     """Where the attempts of the stage lie: in the run that trained it, when its result was taken over."""
     run = state.steps[stage].reused_from or state.run_id
-    return Path(str(state.definition.get("artifacts", ""))) / "runs" / run / "stages" / stage
+    return Path(outline.artifacts) / "runs" / run / "stages" / stage
 
 
 def _validation(row: Row) -> float | None:
@@ -81,15 +88,20 @@ def _validation(row: Row) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-def _marks(
-    state: RunState, stages: Sequence[Mapping[str, Any]], training: Mapping[str, Any], last: int
-) -> Iterator[Mark]:
-    places = {f"${{{training['name']}.model}}": last, str(training.get("model")): 0}
-    for stage in stages:
-        step = state.steps.get(str(stage["name"]))
-        if stage["kind"] != "evaluate" or step is None or not isinstance(step.value, Mapping):
+def _marks(state: RunState, outline: Outline, training: StageOutline, last: int) -> Iterator[Mark]:
+    places = {f"${{{training.name}.model}}": last, str(training.fields.get("model")): 0}
+    for stage in outline.stages:
+        step = state.steps.get(stage.name)
+        place = places.get(str(stage.fields.get("model")))
+        if stage.kind != "evaluate" or step is None or place is None:
             continue
-        if stage.get("model") in places:
-            candidate = step.value["candidate"]
-            score = candidate.get("acc", candidate["score"])
-            yield Mark(label=str(stage["name"]), step=places[str(stage["model"])], score=float(score))
+        score = _score(step.value)
+        if score is not None:
+            yield Mark(label=stage.name, step=place, score=score)
+
+
+def _score(value: Any) -> float | None:
+    """What an evaluation came to; None for a value of another shape."""
+    candidate = value.get("candidate") if isinstance(value, Mapping) else None
+    score = candidate.get("acc", candidate.get("score")) if isinstance(candidate, Mapping) else None
+    return float(score) if is_number(score) else None

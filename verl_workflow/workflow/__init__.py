@@ -6,10 +6,12 @@ worker or driver died before is. Nothing here knows what the steps do, and readi
 
 from verl_workflow.workflow._actor import DriverHandle, driver_failure, start_driver, still_drives
 from verl_workflow.workflow._driver import Driver
+from verl_workflow.workflow._earlier import EarlierResult, read_earlier
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan, RetryPolicy, Step, StepContext
+from verl_workflow.workflow._records import damaged
 from verl_workflow.workflow._state import (
     RunState,
     StepState,
@@ -26,6 +28,7 @@ __all__ = [
     "Attempt",
     "Driver",
     "DriverHandle",
+    "EarlierResult",
     "InlineLauncher",
     "Launcher",
     "Plan",
@@ -39,8 +42,10 @@ __all__ = [
     "StepStatus",
     "check_run_id",
     "create_run",
+    "damaged",
     "driver_failure",
     "list_runs",
+    "read_earlier",
     "read_run",
     "request_cancel",
     "start_driver",

@@ -12,6 +12,7 @@ from typing import Any
 
 from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.stored_json import is_number, parse_json
 from verl_workflow.workflow._owner import is_dead
 
 # A driver is given up when its heartbeat was seen unchanged for this long.
@@ -28,10 +29,12 @@ def read_heartbeat(store: Store, run_id: str) -> dict[str, Any] | None:
     """The last heartbeat, or None when there is none that can be read: it is a hint, never the truth."""
     data = store.get(heartbeat_key(run_id))
     try:
-        found = json.loads(data) if data is not None else None
+        found = parse_json(data) if data is not None else None
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict) or not is_number(found.get("epoch")) or not is_number(found.get("time", 0.0)):
+        return None
+    return found
 
 
 class Heartbeat:

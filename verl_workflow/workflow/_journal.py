@@ -9,7 +9,7 @@ from verl_workflow.errors import ErrorCode, FencedError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._records import CancelRequested, Claimed, Entry, Event, damaged
 
-_NAME = re.compile(r"(\d{12})\.json")
+_NAME = re.compile(r"([0-9]{12})\.json")
 # S3 may refuse a conditional write because another one is under way, and that one may fail.
 _CONFLICT_TRIES = 5
 _CONFLICT_PAUSE_S = 0.2

@@ -95,7 +95,7 @@ class Plan:
     def __post_init__(self) -> None:
         names: set[str] = set()
         for step in self.steps:
-            if _NAME.fullmatch(step.name) is None or ".." in step.name:
+            if not is_step_name(step.name):
                 raise _invalid(step.name, "this cannot be the name of a step", "Use letters, digits, '.', '-' and '_'.")
             if step.name in names:
                 raise _invalid(step.name, "two steps have this name", "Rename one of them.")
@@ -128,6 +128,11 @@ class Plan:
                 if missing[number] == 0:
                     heapq.heappush(ready, number)
         return found
+
+
+def is_step_name(name: str) -> bool:
+    """Whether a step may have this name: 1 to 100 letters, digits, dots, dashes and underscores, without ``..``."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
 
 
 def _invalid(where: str, what: str, remedy: str) -> UserError:

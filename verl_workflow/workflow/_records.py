@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+import reprlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.stored_json import is_number, parse_json
+from verl_workflow.workflow._plan import is_step_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,15 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "dict[str, Any]": (dict,),
     "list[str]": (list,),
 }
+_YEAR_10000 = 253402300800.0
+_KEY_PART = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]+")
+# Steps and values are looked up in the storage by these: one that leads elsewhere must not be followed.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "step": is_step_name,
+    "steps": lambda names: all(isinstance(name, str) and is_step_name(name) for name in names),
+    "value_key": lambda key: all(map(_KEY_PART.fullmatch, key.split("/"))),
+}
+_TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {"float": is_number}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +158,15 @@ class Entry:
     def from_bytes(cls, data: bytes, key: str, seq: int) -> Entry:
         """Raises VerlWorkflowError(JOURNAL_DAMAGED) that names `key` unless this is a whole entry numbered `seq`."""
         try:
-            fields = json.loads(data)
+            fields = parse_json(data)
         except ValueError as error:
             raise damaged(key, f"it is not JSON ({error})") from error
         if not isinstance(fields, dict):
             raise damaged(key, "it is not a JSON object")
-        kind = _KINDS.get(str(fields.get("kind")))
+        named = fields.get("kind")
+        kind = _KINDS.get(named) if isinstance(named, str) else None
         if kind is None:
-            raise damaged(key, f"its kind {fields.get('kind')!r} is not known to this version")
+            raise damaged(key, f"its kind {reprlib.repr(named)} is not known to this version")
         head = {name: _typed(fields, name, "int", key) for name in ("seq", "epoch")}
         if head["seq"] != seq:
             raise damaged(key, f"it says to be number {head['seq']}")
@@ -161,14 +175,25 @@ class Entry:
             for field in dataclasses.fields(kind)
             if field.name in fields or field.default is dataclasses.MISSING
         }
-        return cls(**head, time=float(_typed(fields, "time", "float", key)), event=kind(**body))
+        at = fields.get("time")
+        if not is_time(at):
+            raise damaged(key, f"its time is {reprlib.repr(at)}, not seconds since 1970")
+        return cls(**head, time=float(at), event=kind(**body))
+
+
+def is_time(value: Any) -> TypeGuard[int | float]:
+    """Whether this is a point in time that a calendar can show, in seconds since 1970."""
+    return is_number(value) and 0 <= value < _YEAR_10000
 
 
 def _typed(fields: Mapping[str, Any], name: str, wanted: str, key: str) -> Any:
     value = fields.get(name)
     types = _JSON_TYPES[wanted]
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise damaged(key, f"its {name} is {value!r}, not {wanted}")
+        raise damaged(key, f"its {name} is {reprlib.repr(value)}, not {wanted}")
+    check = _CHECKS.get(name) or _TYPE_CHECKS.get(wanted)
+    if check is not None and not check(value):
+        raise damaged(key, f"its {name} is {reprlib.repr(value)}, which cannot be one")
     return value
 
 

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import re
+import reprlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._fold import (
     TERMINAL_STATES,
     Attempt,
@@ -26,7 +28,7 @@ from verl_workflow.workflow._fold import (
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._owner import this_process
-from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, damaged
+from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, damaged, is_time
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -182,7 +184,10 @@ def load_value(store: Store, committed: StepSucceeded) -> Any:
         raise damaged(committed.value_key, f"the value of step {committed.step} is missing")
     if hashlib.sha256(data).hexdigest() != committed.sha256:
         raise damaged(committed.value_key, f"the value of step {committed.step} is not the one that was recorded")
-    return json.loads(data)
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise damaged(committed.value_key, f"the value of step {committed.step} is not JSON ({error})") from error
 
 
 def read_definition(store: Store, run_id: str) -> dict[str, Any]:
@@ -200,11 +205,13 @@ def read_definition(store: Store, run_id: str) -> dict[str, Any]:
             remedy=f"Did you mean {close[0]}?" if close else "List the runs with: list.",
         )
     try:
-        stored = json.loads(data)
+        stored = parse_json(data)
     except ValueError as error:
         raise damaged(key, f"it is not JSON ({error})") from error
     if not isinstance(stored, dict) or not isinstance(stored.get("definition"), dict):
         raise damaged(key, "it does not hold a definition")
+    if not is_time(stored.get("created_at")):
+        raise damaged(key, f"its created_at is {reprlib.repr(stored.get('created_at'))}, not seconds since 1970")
     return stored
 
 
@@ -219,8 +226,8 @@ def _definition_key(run_id: str) -> str:
 def _read(store: Store, run_id: str, *, with_progress: bool) -> RunState:
     stored = read_definition(store, run_id)
     folded = fold(Journal(store, run_id).read(), run_id)
-    created_at = stored.get("created_at")
-    status, age = _liveness(store, run_id, folded, created_at or 0.0)
+    created_at = float(stored["created_at"])
+    status, age = _liveness(store, run_id, folded, created_at)
     return RunState(
         run_id=run_id,
         status=status,
@@ -255,7 +262,7 @@ def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress:
 def _progress(store: Store, run_id: str, name: str, attempt: int) -> Mapping[str, Any] | None:
     data = store.get(progress_key(run_id, name))
     try:
-        found = json.loads(data) if data is not None else None
+        found = parse_json(data) if data is not None else None
     except ValueError:
         return None
     if not isinstance(found, dict) or found.get("attempt") != attempt or not isinstance(found.get("facts"), dict):
