@@ -116,7 +116,9 @@ def test_a_result_that_has_been_damaged_is_made_again(
 
 
 def test_what_depends_on_nothing_unknown_is_re_used(project: Path, storage: str, values: dict[str, Any]) -> None:
-    (project.parent / "rows.jsonl").write_text('{"question": "1+1"}\n')
+    (project.parent / "rows.jsonl").write_text(
+        "".join(f'{{"question": "{n}+1", "reward_model": {{"ground_truth": "{n + 1}"}}}}\n' for n in range(3))
+    )
     text = PIPELINE.replace("${questions.file}", "rows.jsonl")
     project.write_text(text)
     finish(project, storage, values)

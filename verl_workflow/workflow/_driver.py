@@ -15,6 +15,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned
+from verl_workflow.workflow._earlier import EarlierResult, keep_result, read_earlier
 from verl_workflow.workflow._fold import FINAL_STATES, Folded, RunStatus, fold
 from verl_workflow.workflow._heartbeat import (
     INTERVAL_S,
@@ -260,18 +261,17 @@ class Driver:
         return attempt
 
     def _take_earlier(self, step: Step, cache_key: str) -> bool:
-        data = self._store.get(_cache_path(cache_key))
-        if data is None:
-            return False
         try:
-            entry = json.loads(data)
-            value, run_id = entry["value"], str(entry["run_id"])
+            earlier = read_earlier(self._store, cache_key)
+            if earlier is None:
+                return False
             if step.verify is not None:
-                step.verify(value)
+                step.verify(earlier.value)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the step can still run
             _log.info("step %s runs: the earlier result %s cannot be used: %s", step.name, cache_key, error)
             return False
-        self._commit(step, 0, json.dumps(value, allow_nan=False).encode(), reused_from=run_id)
+        data = json.dumps(earlier.value, allow_nan=False).encode()
+        self._commit(step, 0, data, reused_from=earlier.run_id)
         return True
 
     def _settle(self, ended: _Running, outcome: Outcome, cancelling: bool) -> None:
@@ -279,8 +279,9 @@ class Driver:
         if isinstance(outcome, Returned):
             if ended.cache_key is not None:
                 # Before the commit: should this driver die in between, the next one finds the result here.
-                entry = {"run_id": self._run_id, "step": step.name, "value": json.loads(outcome.data)}
-                self._store.put(_cache_path(ended.cache_key), json.dumps(entry).encode())
+                keep_result(
+                    self._store, ended.cache_key, EarlierResult(run_id=self._run_id, value=json.loads(outcome.data))
+                )
             self._commit(step, ended.attempt, outcome.data)
             return
         if cancelling:
@@ -349,10 +350,6 @@ def _cache_key(step: Step, inputs: Mapping[str, Any]) -> str | None:
             remedy="Return letters, digits, '.', '-' and '_', 200 at most; a hexadecimal digest will do.",
         )
     return key
-
-
-def _cache_path(key: str) -> str:
-    return f"cache/{key}.json"
 
 
 def _timeout(step: Step) -> VerlWorkflowError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ def read_earlier(store: Store, key: str) -> EarlierResult | None:
     Raises:
         VerlWorkflowError(DATA_INVALID): the entry is not as a driver writes it; a driver then runs the step.
     """
-    path = f"cache/{key}.json"
+    path = _path(key)
     data = store.get(path)
     if data is None:
         return None
@@ -35,6 +36,15 @@ def read_earlier(store: Store, key: str) -> EarlierResult | None:
     if not isinstance(entry, dict) or "value" not in entry or not isinstance(entry.get("run_id"), str):
         raise _damaged(path, "it does not hold a value and the run it is from")
     return EarlierResult(run_id=entry["run_id"], value=entry["value"])
+
+
+def keep_result(store: Store, key: str, result: EarlierResult) -> None:
+    """Let later runs find a result; one that is there under the same key is as good, and is replaced."""
+    store.put(_path(key), json.dumps({"run_id": result.run_id, "value": result.value}).encode())
+
+
+def _path(key: str) -> str:
+    return f"cache/{key}.json"
 
 
 def _damaged(path: str, why: str) -> VerlWorkflowError:
