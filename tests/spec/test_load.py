@@ -287,6 +287,13 @@ def test_a_working_directory_that_is_gone_is_told(good: Path, tmp_path_factory: 
             call()
 
 
+def test_a_param_that_is_no_text_is_told(mistakes: Mistakes) -> None:
+    text = "version: 1\nname: p\nparams: {p: {type: string}}\nstages: {a: {kind: python, function: 'json:dumps'}}\n"
+    assert mistakes(text, p=os.fsdecode(b"\xff")) == [
+        "-p p: params.p is no UTF-8 text (got '\\udcff'). Write it in UTF-8."
+    ]
+
+
 def test_a_pattern_cannot_take_forever(mistakes: Mistakes) -> None:
     head = "version: 1\nname: p\nstages: {a: {kind: python, function: 'json:dumps'}}\nparams:\n"
     text = f"{'a' * 40}!"

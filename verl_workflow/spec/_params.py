@@ -100,11 +100,22 @@ def substitute(
 def _given(name: str, param: Param, value: Any, values: dict[str, Any]) -> list[UserError]:
     place = f"-p {name}"
     if isinstance(value, str):
+        if not _is_unicode(value):
+            return [_error(f"params.{name} is no UTF-8 text", place, value, "Write it in UTF-8.")]
         parsed = _parse(param.type, value)
         if parsed is None:
             return [_error(f"params.{name} should be {_WORDS[param.type]}", place, value, _example(name, param))]
         value = parsed
     return _checked(name, param, value, f"params.{name}", place, values)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Bytes of an argument that are no text come as lone surrogates, which no record of a run can hold.
+        return False
+    return True
 
 
 def _parse(kind: str, text: str) -> Any:
