@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,33 @@ def test_a_copy_that_breaks_off_leaves_nothing(
         target.write_bytes(source.read_bytes())
 
     monkeypatch.setattr("shutil.copyfile", copy)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(VerlWorkflowError, match="disk full") as caught:
         snapshot(pipeline, folder, tmp_path / "runs" / "code")
+    assert caught.value.code is ErrorCode.STORAGE
     assert len(copied) == 3
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_target_that_cannot_be_made_is_the_users_mistake(folder: Path, pipeline: Pipeline, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for target in (tmp_path / "file" / "code", tmp_path / "file" / "runs" / "code", Path("/proc/x/code")):
+        with pytest.raises(UserError, match="the file system refuses this path") as caught:
+            snapshot(pipeline, folder, target)
+        assert caught.value.code is ErrorCode.STORAGE
+
+
+def test_a_source_that_goes_away_is_not_taken_for_the_target(
+    folder: Path, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copyfile
+
+    def late(source: Path, target: Path) -> None:
+        source.unlink()
+        copy(source, target)
+
+    monkeypatch.setattr("shutil.copyfile", late)
+    with pytest.raises(FileNotFoundError):
+        snapshot(pipeline, folder, tmp_path / "code")
 
 
 def test_a_pipeline_without_code_has_an_empty_snapshot(folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,13 @@ def test_a_long_value_is_cut() -> None:
     assert len(str(UserError(ErrorCode.SPEC_INVALID, "too long", value="x" * 10_000))) < 300
 
 
+@pytest.mark.parametrize("value", [16**5000, [16**5000], {"a": (16**5000,)}], ids=["number", "list", "mapping"])
+def test_a_value_that_python_cannot_write_is_no_obstacle(value: object) -> None:
+    error = UserError(ErrorCode.SPEC_INVALID, "too large", value=value)
+    assert "too large (got " in str(error)
+    assert len(str(error.to_json()["value"])) <= 200
+
+
 def test_errors_found_together_stay_together() -> None:
     errors = UserErrors([UserError(ErrorCode.FILE_MISSING, "first"), UserError(ErrorCode.PARAM_INVALID, "second")])
     copy = pickle.loads(pickle.dumps(errors))

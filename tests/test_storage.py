@@ -109,6 +109,33 @@ def test_an_unknown_scheme_is_the_users_mistake() -> None:
     assert caught.value.code is ErrorCode.STORAGE
 
 
+@pytest.mark.parametrize("uri", ["s3://[x", "~nouser/x", "a\0b", "file:///a%00b", "a\udcffb"])
+def test_what_is_neither_a_path_nor_a_uri_is_the_users_mistake(uri: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Store(uri)
+    assert caught.value.code is ErrorCode.STORAGE
+
+
+def test_a_relative_root_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UserError, match="the working directory does not exist any more") as caught:
+        Store("runs")
+    assert caught.value.code is ErrorCode.STORAGE
+
+
+def test_a_root_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/x"), tmp_path / ("a" * 5000)):
+        with pytest.raises(UserError, match="the file system refuses this path") as caught:
+            Store(str(root)).put("k", b"v")
+        assert (caught.value.code, caught.value.retryable) == (ErrorCode.STORAGE, False)
+    with pytest.raises(UserError, match="the file system refuses this path"):
+        Store(str(tmp_path / ("a" * 5000))).list("runs")
+
+
 def test_a_file_in_the_place_of_the_root_is_reported(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("not a folder")
     with pytest.raises(VerlWorkflowError) as caught:

@@ -22,6 +22,7 @@ from typing import Any
 
 from verl_workflow.artifacts import file_digest
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.paths import refused
 from verl_workflow.spec import Pipeline
 from verl_workflow.spec._functions import contained, is_file, module_file, parse
 
@@ -61,13 +62,15 @@ def snapshot(pipeline: Pipeline, base_dir: str | os.PathLike[str], target_dir: s
 
     Raises:
         UserError: as `manifest`.
-        VerlWorkflowError(FILE_EXISTS): the target holds something else.
+        VerlWorkflowError: FILE_EXISTS, the target holds something else; STORAGE, it cannot be made (`UserError` when
+            it is no folder that can be written to).
+        OSError: a source file cannot be read.
     """
     base, target = Path(base_dir), Path(target_dir)
     names = _files(pipeline, base)
-    target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir()
         for name in names:
             copy = draft / name
@@ -75,21 +78,35 @@ def snapshot(pipeline: Pipeline, base_dir: str | os.PathLike[str], target_dir: s
             shutil.copyfile(base / name, copy)
         # Digested from the copy: a file that is saved meanwhile is recorded as what travels.
         found = CodeManifest.of({name: file_digest(draft / name) for name in names})
-        try:
-            draft.rename(target)
-        except OSError as error:
-            if not target.is_dir():
-                raise
-            if _recorded(target).digest != found.digest:
-                raise VerlWorkflowError(
-                    ErrorCode.FILE_EXISTS,
-                    "the folder for the run's code holds other files",
-                    where=str(target),
-                    remedy="Choose another run id.",
-                ) from error
+        _publish(draft, target, found)
+    except OSError as error:
+        if _is_of_source(error, [base / name for name in names]):
+            raise
+        raise refused(target, error) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return found
+
+
+def _publish(draft: Path, target: Path, found: CodeManifest) -> None:
+    try:
+        draft.rename(target)
+    except OSError as error:
+        if not target.is_dir():
+            raise
+        if _recorded(target).digest != found.digest:
+            raise VerlWorkflowError(
+                ErrorCode.FILE_EXISTS,
+                "the folder for the run's code holds other files",
+                where=str(target),
+                remedy="Choose another run id.",
+            ) from error
+
+
+def _is_of_source(error: OSError, sources: Iterable[Path]) -> bool:
+    # One that breaks off half way names both files: it is the target that has no room.
+    named = error.filename if error.filename2 is None else None
+    return isinstance(error, shutil.SpecialFileError) or named in {str(path) for path in sources}
 
 
 def changed(recorded: CodeManifest, base_dir: str | os.PathLike[str], entries: Iterable[str] = ()) -> list[str]:

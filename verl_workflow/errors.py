@@ -14,6 +14,7 @@ from typing import Any
 class ErrorCode(str, enum.Enum):
     """Stable identifiers: written to journals and printed by ``--json``; never renamed."""
 
+    USAGE_INVALID = "usage_invalid"
     SPEC_INVALID = "spec_invalid"
     SPEC_SYNTAX = "spec_syntax"
     FILE_MISSING = "file_missing"
@@ -134,7 +135,11 @@ class UserErrors(UserError):
 
 
 def _short(value: Any, limit: int = 200) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        # Python writes no whole number of thousands of digits in decimal, and nothing that is nested too deeply.
+        text = hex(value) if isinstance(value, int) else f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -17,6 +17,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, MemoryStore, from_url
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.paths import absolute, refused
 
 _MEMORY: dict[str, MemoryStore] = {}
 
@@ -49,12 +50,7 @@ class Store:
                     options["client_options"] = {"allow_http": True}
                 self._store = from_url(self.uri, **options)
         except (BaseError, ValueError) as error:
-            raise UserError(
-                ErrorCode.STORAGE,
-                f"the storage cannot be opened: {error}",
-                value=uri,
-                remedy="Use a local path, or s3://, gs://, az:// with the credentials in the environment.",
-            ) from error
+            raise _unusable(uri, error) from error
 
     @property
     def local_path(self) -> Path | None:
@@ -129,15 +125,21 @@ class Store:
 
     def _absent(self) -> bool:
         root = self.local_path
-        return root is not None and not root.is_dir()
+        try:
+            return root is not None and not root.is_dir()
+        except OSError as error:
+            raise refused(self.uri, error) from error
 
     def _backend(self) -> Any:
         if self._store is None:
             root = self.local_path
             assert root is not None
             try:
-                self._store = LocalStore(root, mkdir=True)
-            except (BaseError, OSError) as error:
+                root.mkdir(parents=True, exist_ok=True)
+                self._store = LocalStore(root)
+            except OSError as error:
+                raise refused(root, error) from error
+            except BaseError as error:
                 raise self._failed("open", "", error) from error
         return self._store
 
@@ -152,10 +154,26 @@ class Store:
 
 
 def absolute_uri(uri: str) -> str:
-    """`uri` with a scheme: a plain path becomes an absolute ``file://`` URI; others lose a trailing slash."""
-    parsed = urlparse(uri)
+    """`uri` with a scheme: a plain path becomes an absolute ``file://`` URI; others lose a trailing slash.
+
+    Raises:
+        UserError(STORAGE): it is neither a path nor a URI.
+    """
+    try:
+        parsed = urlparse(uri)
+    except ValueError as error:
+        raise _unusable(uri, error) from error
     if parsed.scheme == "file":
-        return Path(unquote(parsed.path)).absolute().as_uri()
+        return absolute(unquote(parsed.path), code=ErrorCode.STORAGE).as_uri()
     if len(parsed.scheme) > 1:
         return uri.rstrip("/")
-    return Path(uri).expanduser().absolute().as_uri()
+    return absolute(uri, home=True, code=ErrorCode.STORAGE).as_uri()
+
+
+def _unusable(uri: str, error: Exception) -> UserError:
+    return UserError(
+        ErrorCode.STORAGE,
+        f"the storage cannot be opened: {error}",
+        value=uri,
+        remedy="Use a local path, or s3://, gs://, az:// with the credentials in the environment.",
+    )

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from verl_workflow.cli import app
 
 CLI = Path(sys.executable).with_name("verl-workflow")
+MAIN = "from verl_workflow.cli import main; main()"
 COMMANDS = ["init", "validate", "plan", "schema", "run", "resume", "status", "list", "logs", "plot", "cancel", "models"]
 
 
@@ -52,6 +55,55 @@ def test_a_usage_error_exits_with_2_and_no_traceback() -> None:
     assert done.returncode == 2
     assert "No such option" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "where"),
+    [
+        (["run", "--json"], "Missing argument", "run"),
+        (["status", "--json", "--nope"], "No such option", "status"),
+        (["nope", "--json"], "No such command", ""),
+    ],
+)
+def test_a_usage_error_is_one_json_document_too(arguments: list[str], what: str, where: str) -> None:
+    done = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "usage_invalid"
+    assert error["what"].startswith(what)
+    assert error["where"].endswith(where)
+    assert "Usage:" in done.stderr
+    quiet = [each for each in arguments if each != "--json"]
+    assert CliRunner().invoke(app, quiet).stdout == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+@pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["--version"], ["run", "--json"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_device_is_told_in_one_line(arguments: list[str], unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write to standard output: No space left on device\n"
+
+
+def test_a_closed_pipe_ends_silently() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", MAIN, "schema"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_arguments_that_are_no_text_are_told_in_json(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "list", "--json", "--storage", os.fsdecode(b"a\xffb")], capture_output=True
+    )
+    assert done.returncode == 2
+    assert "a path holds no NUL" in json.loads(done.stdout)["error"]["what"]
 
 
 def test_schema_is_json_schema() -> None:

@@ -21,6 +21,7 @@ from verl_workflow.spec import (
     check,
     load,
 )
+from verl_workflow.spec._gym import unknown_dataset
 
 Mistakes = Callable[..., list[str]]
 
@@ -226,6 +227,76 @@ def test_a_missing_data_file_is_told(mistakes: Mistakes, stage: str) -> None:
     [found] = mistakes(before + after)
     assert found.startswith(f"p.yaml:4:{len(before) - before.rfind(chr(10))}: ")
     assert "does not exist, looked for at" in found or "no file matches, looked for at" in found
+
+
+LONG = "a" * 5000
+TOO_LONG = "the path cannot be looked for: file name too long"
+NO_TEXT = "a path holds no NUL and nothing that is not UTF-8"
+NO_HOME = "there is no such home folder"
+
+
+@pytest.mark.parametrize(
+    ("head", "stage", "message"),
+    [
+        (f"code: [§{LONG}]\n", python("a"), TOO_LONG),
+        ('code: [§"a\\0b"]\n', python("a"), NO_TEXT),
+        ("code: [§loop]\n", python("a"), "the path cannot be looked for: "),
+        (f"model: {{path: §{LONG}}}\n", python("a"), TOO_LONG),
+        ('model: {path: §"a\\0b"}\n', python("a"), NO_TEXT),
+        ("model: {path: §~nouser/x}\n", python("a"), NO_HOME),
+        (f"model: {{gguf: §{LONG}}}\n", python("a"), TOO_LONG),
+        ("", f'  a: {{kind: python, function: §"{LONG}.py:f"}}\n', TOO_LONG),
+        ("", f'  a: {{kind: python, function: §"{LONG}:f"}}\n', TOO_LONG),
+        ("", '  a: {kind: python, function: §"f\\0.py:f"}\n', NO_TEXT),
+        ("", f"  a: {{kind: data, source: {{jsonl: §{LONG}}}, validation: 1}}\n", TOO_LONG),
+        ("", '  a: {kind: data, source: {jsonl: §"*\\0"}, validation: 1}\n', NO_TEXT),
+        ("", "  a: {kind: data, source: {jsonl: §~nouser/x}, validation: 1}\n", NO_HOME),
+        (
+            "",
+            "  a: {kind: data, source: {jsonl: §'a**b'}, validation: 1}\n",
+            "the path cannot be looked for: invalid pattern",
+        ),
+        ("", "  a: {kind: data, source: {jsonl: §/}, validation: 1}\n", "the file does not exist"),
+    ],
+)
+def test_a_path_that_the_file_system_refuses_is_told_with_its_place(
+    mistakes: Mistakes, folder: Path, head: str, stage: str, message: str
+) -> None:
+    (folder / "loop").symlink_to("loop")
+    before, _, after = f"version: 1\nname: p\n{head}stages:\n{stage}".partition("§")
+    [found] = mistakes(before + after)
+    line = before.count("\n") + 1
+    assert found.startswith(f"p.yaml:{line}:{len(before) - before.rfind(chr(10))}: {message}")
+
+
+def test_code_that_is_nested_too_deeply_for_python_is_told(mistakes: Mistakes, folder: Path) -> None:
+    (folder / "f.py").write_text("x = " + "-" * 100_000 + "1\n")
+    [found] = mistakes(HEAD + python("a", function="f.py:f"))
+    assert "f.py is not valid Python: it is nested too deeply" in found
+
+
+def test_a_template_that_does_not_parse_is_told_in_jinjas_words(mistakes: Mistakes) -> None:
+    stage = "  a: {kind: data, source: {jsonl: rows.jsonl}, validation: 1, answer: answer,\n    prompt: '{{ q'}\n"
+    assert mistakes(HEAD + stage) == [
+        "p.yaml:5:13: stages.a.prompt: this is no Jinja template: unexpected end of template, expected 'end of print "
+        "statement' (line 1 of the template) (got '{{ q'). Mend the template."
+    ]
+
+
+def test_a_misspelt_data_set_of_reasoning_gym_is_told(mistakes: Mistakes) -> None:
+    pytest.importorskip("reasoning_gym")
+    stage = "  a: {kind: data, source: {reasoning_gym: {dataset: chian_sum, size: 4}}, validation: 1}\n"
+    assert mistakes(HEAD + stage) == [
+        "p.yaml:4:53: stages.a.source.reasoning_gym.dataset: reasoning-gym has no such data set (got 'chian_sum'). "
+        "Did you mean 'chain_sum'? See reasoning_gym.factory.DATASETS."
+    ]
+
+
+def test_every_data_set_of_reasoning_gym_is_known(folder: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    from reasoning_gym.factory import DATASETS
+
+    assert [name for name in DATASETS if unknown_dataset(name) is not None] == []
 
 
 def test_verls_own_interpolations_and_free_text_are_no_references(folder: Path) -> None:

@@ -28,6 +28,7 @@ from verl_workflow.spec import (
     json_schema,
     load,
 )
+from verl_workflow.spec._template import template_error
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 STARTER = Path(__file__).parents[2] / "verl_workflow" / "cli" / "starter" / "pipeline.yaml"
@@ -101,7 +102,9 @@ values = st.recursive(
 objects = st.dictionaries(words, values, max_size=3)
 rewards = st.builds(Reward, function=st.just("reward.py:score"), kwargs=objects)
 retries = st.builds(Retry, attempts=counts, backoff=st.floats(min_value=0, max_value=1e6))
-gym = st.builds(ReasoningGym, dataset=words, size=counts, seed=st.integers(), config=objects)
+gym = st.builds(
+    ReasoningGym, dataset=st.sampled_from(["chain_sum", "arc_1d"]), size=counts, seed=st.integers(), config=objects
+)
 sources = st.builds(Source, reasoning_gym=gym) | st.sampled_from(
     [Source(parquet="s3://bucket/x.parquet"), Source(jsonl=["s3://a/b.jsonl", "s3://a/c: d.jsonl"])]
 )
@@ -123,7 +126,7 @@ def _stages(chosen: list[str]) -> st.SearchStrategy[list[Any]]:
                 **common,
                 source=sources,
                 validation=counts | sources,
-                prompt=st.none() | words,
+                prompt=st.none() | words.filter(lambda text: template_error(text) is None),
                 answer=st.none() | words,
                 system=st.none() | words,
                 reward=st.none() | rewards,

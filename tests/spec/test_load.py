@@ -1,6 +1,7 @@
 # ruff: noqa: E501  (messages stand whole, as they are read)
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
-from verl_workflow.spec import DataStage, PythonStage, Source, load
+from verl_workflow.spec import DataStage, PythonStage, Source, load, resolve
 
 Mistakes = Callable[..., list[str]]
 
@@ -274,6 +275,54 @@ def test_errors_say_what_kind_they_are(folder: Path) -> None:
 def test_a_missing_file_is_told(folder: Path) -> None:
     with pytest.raises(UserError, match=r"^nothing\.yaml: the pipeline file does not exist"):
         load("nothing.yaml")
+
+
+def test_a_working_directory_that_is_gone_is_told(good: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    gone = tmp_path_factory.mktemp("gone")
+    os.chdir(gone)
+    gone.rmdir()
+    assert load(good).path == good
+    for call in (lambda: load("p.yaml"), lambda: load("p.py"), lambda: resolve(load(good).pipeline)):
+        with pytest.raises(UserError, match="the working directory does not exist any more"):
+            call()
+
+
+def test_a_param_that_is_no_text_is_told(mistakes: Mistakes) -> None:
+    text = "version: 1\nname: p\nparams: {p: {type: string}}\nstages: {a: {kind: python, function: 'json:dumps'}}\n"
+    assert mistakes(text, p=os.fsdecode(b"\xff")) == [
+        "-p p: params.p is no UTF-8 text (got '\\udcff'). Write it in UTF-8."
+    ]
+
+
+def test_a_pattern_cannot_take_forever(mistakes: Mistakes) -> None:
+    head = "version: 1\nname: p\nstages: {a: {kind: python, function: 'json:dumps'}}\nparams:\n"
+    text = f"{'a' * 40}!"
+    assert mistakes(head + f"  p: {{type: string, default: {text}, pattern: '(a+)+$'}}\n") == [
+        f"p.yaml:5:30: the default of params.p should match (a+)+$ (got '{text}')"
+    ]
+    [found] = mistakes(head + "  p: {type: string, default: aa, pattern: '(a)\\1'}\n")
+    assert found.startswith("p.yaml:5:3: params.p: its pattern takes a matcher that may never end: look-around")
+
+
+@pytest.mark.parametrize(
+    ("amount", "message"),
+    [
+        ("cpus: 0.00001", "stages.a.cpus: Ray hands out no less than 0.0001: give 0, or 0.0001 or more (got 1e-05)"),
+        ("gpus: 0.00001", "stages.a.gpus: Ray hands out no less than 0.0001: give 0, or 0.0001 or more (got 1e-05)"),
+        ("gpus: 1.5", "stages.a.gpus: Ray hands out shares of one GPU, or whole ones: give 1 or less, or a whole number "
+         "(got 1.5)"),
+    ],
+)  # fmt: skip
+def test_an_amount_that_ray_does_not_hand_out_is_told(mistakes: Mistakes, amount: str, message: str) -> None:
+    stages = f"stages:\n  a:\n    kind: python\n    function: json:dumps\n    {amount}\n"
+    assert mistakes("version: 1\nname: p\n" + stages) == [f"p.yaml:7:5: {message}"]
+
+
+def test_amounts_that_ray_hands_out_are_right(folder: Path) -> None:
+    for amount in ("cpus: 0.0001", "cpus: 1.5", "gpus: 0.5", "gpus: 2", "gpus: 0"):
+        stages = f"stages:\n  a: {{kind: python, function: 'json:dumps', {amount}}}\n"
+        (folder / "p.yaml").write_text("version: 1\nname: p\n" + stages)
+        load("p.yaml")
 
 
 def test_loading_writes_nothing(good: Path) -> None:

@@ -142,3 +142,11 @@ def test_the_public_names_are_there() -> None:
     assert set(verl_workflow.__all__) <= set(dir(verl_workflow))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         verl_workflow.nothing  # noqa: B018
+
+
+def test_values_nested_past_what_can_be_written_are_refused() -> None:
+    nested: list[object] = []
+    for _ in range(300):
+        nested = [nested]
+    with pytest.raises(ValueError, match="is nested more than 100 deep"):
+        PythonStage(name="a", function="json:dumps", args={"x": nested})

@@ -91,6 +91,12 @@ def test_a_byte_order_mark_is_no_mistake(read: Callable[[bytes], Any]) -> None:
         ("a: &a\n  <<: *a\n", r"`<<` merges mappings"),
         ("a: {<<: 3}\n", r"^p\.yaml:1:9: `<<` merges mappings"),
         ("[" * 3000, "the YAML is nested too deeply"),
+        ("a: " + "[" * 150 + "]" * 150, r"^p\.yaml:1:104: the YAML is nested more than 100 deep"),
+        ("a: {<<: &b {<<: [*b]}}\n", r"`<<` merges mappings"),
+        ('a: "x\\ud800"\n', r"^p\.yaml:1:4: the text holds half a character"),
+        ('a: {"\\ud83d\\ude00": 1}\n', r"^p\.yaml:1:5: the text holds half a character"),
+        ("a: 0x" + "f" * 5000, r"^p\.yaml:1:4: the number has too many digits"),
+        ("a: " + "9" * 5000, r"^p\.yaml:1:4: the number has too many digits"),
     ],
 )
 def test_what_is_no_plain_yaml_is_told_with_its_place(
@@ -106,6 +112,28 @@ def test_aliases_cannot_blow_the_file_up(read: Callable[[str], Any]) -> None:
     bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
     with pytest.raises(UserError, match="more than 100000 values"):
         read(bomb)
+
+
+def test_anchors_cannot_be_nested_past_what_can_be_written(read: Callable[[str], Any]) -> None:
+    chain = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 400))
+    with pytest.raises(UserError, match="the YAML is nested more than 100 deep"):
+        read(chain)
+
+
+def test_merges_cannot_blow_the_file_up(read: Callable[[str], Any]) -> None:
+    for content in ("{k: 1}", "{}"):
+        bomb = f"a0: &a0 {content}\n"
+        bomb += "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 10))
+        with pytest.raises(UserError, match="more than 100000 values, aliases and merges counted each time"):
+            read(bomb)
+
+
+def test_merges_cannot_be_chained_without_end(read: Callable[[str], Any]) -> None:
+    chain = "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 3000))
+    with pytest.raises(UserError, match="`<<` merges more than 100 mappings"):
+        read(chain)
+    short = "a0: &a0 {k: 1}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 50))
+    assert read(short).data["a49"] == {"k": 1}
 
 
 def test_keys_that_come_twice_or_are_no_text_are_all_told(read: Callable[[str], Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from verl_workflow.cli._json import json_parts
-from verl_workflow.errors import UserError, UserErrors, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +29,10 @@ class ExitCode(enum.IntEnum):
     CANCELLED = 3
     INTERRUPTED = 130
     TERMINATED = 143
+
+
+# What typer raises for wrong arguments; it names this base of its public errors nowhere.
+_UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
@@ -46,6 +52,66 @@ def reported(as_json: bool) -> Iterator[None]:
         raise typer.Exit(code) from error
     except KeyboardInterrupt as stop:
         raise typer.Exit(ExitCode.INTERRUPTED) from stop
+
+
+@contextmanager
+def usage_errors(as_json: bool) -> Iterator[None]:
+    """Print wrong arguments as the document on stdout with `as_json`; they pass, for typer tells them on stderr."""
+    try:
+        yield
+    except _UsageError as error:
+        if as_json:
+            command = error.ctx.command_path if error.ctx is not None else "verl-workflow"
+            found = UserError(
+                ErrorCode.USAGE_INVALID,
+                error.format_message().rstrip("."),
+                where=command,
+                remedy=f"See {command} --help.",
+            )
+            print_json({"error": found.to_json()})
+        raise
+
+
+class _OutputError(OSError):
+    """Stdout cannot take what is printed."""
+
+
+class _Stdout(io.FileIO):
+    """The process's stdout, whose errors can be told from those of other files."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            # What could not be written waits in buffers yet, and must not fail a second time at the process's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise _OutputError(error.errno, error.strerror) from error
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Exit with 1 when stdout cannot take all that is printed: silently when its reader has gone, else with the reason.
+
+    Any other `OSError` passes.
+    """
+    before = sys.stdout
+    if before is None:
+        yield
+        return
+    before.flush()
+    buffer = io.BufferedWriter(_Stdout(before.fileno(), "wb", closefd=False))
+    sys.stdout = io.TextIOWrapper(
+        buffer, encoding=before.encoding, errors=before.errors, line_buffering=before.isatty()
+    )
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except _OutputError as error:
+        if error.errno != errno.EPIPE:
+            note(f"error: cannot write to standard output: {error.strerror}")
+        raise SystemExit(ExitCode.FAILED) from error
 
 
 def flat(error: VerlWorkflowError) -> list[VerlWorkflowError]:

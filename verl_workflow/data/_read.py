@@ -14,6 +14,7 @@ from typing import Any
 
 from verl_workflow.data._rows import Converter
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.spec._paths import located, matches
 
 # Questions worth a worker of their own: importing reasoning-gym costs one several seconds.
 _QUESTIONS = 1000
@@ -28,11 +29,9 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        full = folder / Path(pattern).expanduser()
-        root = Path(full.anchor)
-        matches = [full] if full.is_file() else sorted(root.glob(str(full.relative_to(root))))
-        matches = [match for match in matches if match.is_file()]
-        if not matches:
+        files = sorted(matches(folder, pattern))
+        if not files:
+            full = located(folder, pattern)
             raise UserError(
                 ErrorCode.FILE_MISSING,
                 "the folder holds no file named by the source" if full.is_dir() else "no such data file",
@@ -40,7 +39,7 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
                 value=pattern,
                 remedy="Name files or a glob such as data/*.parquet; relative paths are beside the pipeline file.",
             )
-        found.update(dict.fromkeys(matches))
+        found.update(dict.fromkeys(files))
     return list(found)
 
 

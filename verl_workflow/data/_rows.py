@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.spec._template import compiled
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -178,12 +179,10 @@ def question_digest(prompt: list[dict[str, str]]) -> str:
 
 
 def _compiled(template: str) -> Any:
-    from jinja2 import StrictUndefined, TemplateSyntaxError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2 import TemplateSyntaxError
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     try:
-        return environment.from_string(template)
+        return compiled(template)
     except TemplateSyntaxError as error:
         raise UserError(
             ErrorCode.DATA_INVALID,

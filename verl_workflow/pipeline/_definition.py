@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_workflow import code
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.paths import absolute
 from verl_workflow.spec import DataStage, Document, Pipeline, VerlStage
 from verl_workflow.storage import Store, absolute_uri
 from verl_workflow.workflow import check_run_id, damaged
@@ -135,9 +136,13 @@ def define(
 
 
 def artifacts_root(uri: str, named: str | None) -> Path | None:
-    """The folder for bulk data: the one named, else the storage itself when it is local, else None."""
+    """The folder for bulk data: the one named, else the storage itself when it is local, else None.
+
+    Raises:
+        UserError(STORAGE): the name is no path.
+    """
     if named is not None:
-        return Path(named).expanduser().absolute()
+        return absolute(named, home=True, code=ErrorCode.STORAGE)
     return Store(absolute_uri(uri)).local_path
 
 

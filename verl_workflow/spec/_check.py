@@ -15,7 +15,10 @@ from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.gates import GATE_NAMES, check_gate
 from verl_workflow.spec import _functions
 from verl_workflow.spec._fields import FUNCTION_PATTERN, REFERENCE, FieldPath
+from verl_workflow.spec._gym import unknown_dataset
 from verl_workflow.spec._model import CLASSES, OUTPUTS, Head, Model, Pipeline
+from verl_workflow.spec._paths import located, matches
+from verl_workflow.spec._template import template_error
 from verl_workflow.spec._words import did_you_mean, label
 from verl_workflow.spec._yaml import Places
 
@@ -134,8 +137,8 @@ class _Checker:
             yield from self._model(head.model)
 
     def _model(self, model: Model) -> Iterator[UserError]:
-        if model.path is not None and not _at(self.base_dir, model.path).is_dir():
-            yield self._missing(("model", "path"), "the model folder does not exist", model.path)
+        if model.path is not None:
+            yield from self._present(("model", "path"), model.path, Path.is_dir, "the model folder does not exist")
         if model.gguf is not None and model.gguf.startswith(_PACKAGE):
             package = model.gguf.removeprefix(_PACKAGE)
             if not package.isidentifier() or importlib.util.find_spec(package) is None:
@@ -146,8 +149,8 @@ class _Checker:
                     value=model.gguf,
                     remedy="Install the distribution that has it.",
                 )
-        elif model.gguf is not None and not _at(self.base_dir, model.gguf).is_file():
-            yield self._missing(("model", "gguf"), "the GGUF file does not exist", model.gguf)
+        elif model.gguf is not None:
+            yield from self._present(("model", "gguf"), model.gguf, Path.is_file, "the GGUF file does not exist")
 
     def _stage(self, part: Part) -> Iterator[UserError]:
         for path, name in part.after():
@@ -161,12 +164,33 @@ class _Checker:
             where = self._where((*part.path, *path))
             yield from _caught(partial(_functions.check_function, function, self.base_dir, where))
         for path, pattern, many in data_paths(part.kind, part.body):
-            if not _is_there(self.base_dir, pattern, many=many):
-                what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
-                yield self._missing((*part.path, *path), what, pattern)
+            what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
+            yield from self._present((*part.path, *path), pattern, None if many else Path.exists, what)
         yield from self._stray(part)
+        if part.kind == "data":
+            yield from self._rows(part)
         if part.kind == "promote":
             yield from self._promotion(part)
+
+    def _rows(self, part: Part) -> Iterator[UserError]:
+        """How a data stage makes its rows: the template and the generators."""
+        prompt = part.body.get("prompt")
+        # A param that could not be put in has been told already.
+        if isinstance(prompt, str) and "${params" not in prompt:
+            problem = template_error(prompt)
+            if problem is not None:
+                yield self._error(
+                    part, ("prompt",), f"this is no Jinja template: {problem}", prompt, "Mend the template."
+                )
+        for field in ("source", "validation"):
+            source = part.body.get(field)
+            gym = source.get("reasoning_gym") if isinstance(source, Mapping) else None
+            dataset = gym.get("dataset") if isinstance(gym, Mapping) else None
+            others = unknown_dataset(dataset) if isinstance(dataset, str) and "${params" not in dataset else None
+            if others is not None:
+                what = "reasoning-gym has no such data set"
+                remedy = f"{did_you_mean(dataset, others)}See reasoning_gym.factory.DATASETS."
+                yield self._error(part, (field, "reasoning_gym", "dataset"), what, dataset, remedy)
 
     def _stray(self, part: Part) -> Iterator[UserError]:
         """References in fields that nothing resolves."""
@@ -260,8 +284,19 @@ class _Checker:
         remedy = f"{did_you_mean(name, others)}Stages: {', '.join(others) or 'no other'}."
         return self._error(part, path, f"there is no stage {name!r}", value, remedy)
 
-    def _missing(self, path: FieldPath, what: str, value: str) -> UserError:
-        full = _at(self.base_dir, value)
+    def _present(
+        self, path: FieldPath, value: str, suits: Callable[[Path], bool] | None, what: str
+    ) -> Iterator[UserError]:
+        """Tell `what` unless `value` leads to something that suits (None: the path or glob to any file)."""
+        where = self._where(path)
+        try:
+            full = located(self.base_dir, value, where)
+            if not (suits(full) if suits is not None else any(matches(self.base_dir, value, where))):
+                yield self._missing(path, what, value, full)
+        except UserError as error:
+            yield error
+
+    def _missing(self, path: FieldPath, what: str, value: str, full: Path) -> UserError:
         shown = "" if str(full) == value else f", looked for at {full}"
         remedy = f"{_near(full)}Relative paths start at the folder of the pipeline file."
         return UserError(ErrorCode.FILE_MISSING, f"{what}{shown}", where=self._where(path), value=value, remedy=remedy)
@@ -295,18 +330,6 @@ def data_paths(kind: str | None, body: Mapping[str, Any]) -> Iterator[tuple[Fiel
         for inner, text in _texts(value, path):
             if "${" not in text and not _URI.match(text):
                 yield inner, text, kind == "data"
-
-
-def _is_there(base_dir: Path, pattern: str, *, many: bool) -> bool:
-    path = _at(base_dir, pattern)
-    if not many:
-        return path.exists()
-    inside = str(path.relative_to(path.anchor))
-    return path.is_file() or any(found.is_file() for found in Path(path.anchor).glob(inside))
-
-
-def _at(base_dir: Path, text: str) -> Path:
-    return (base_dir / Path(text).expanduser()).absolute()
 
 
 def _near(path: Path) -> str:

@@ -26,17 +26,45 @@ FieldPath = tuple[str | int, ...]
 
 NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_-]{0,63}\Z"
 FUNCTION_PATTERN = r"^[^:\s]+:[A-Za-z_]\w*\Z"
+# Lists and mappings in each other; what writes a run's definition takes no more than about 250.
+DEPTH = 100
 REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.([A-Za-z_][\w.-]*))?\}")
 
 _PARAM = re.compile(r"\$\{params\.")
 
 
+def is_nested_too_deeply(value: Any) -> bool:
+    """Whether lists and mappings lie more than `DEPTH` deep in each other."""
+    level = [value]
+    for _ in range(DEPTH + 1):
+        inner = [list(item.values()) if isinstance(item, Mapping) else item for item in level]
+        level = [each for item in inner if isinstance(item, (list, tuple)) for each in item]
+        level = [each for each in level if isinstance(each, (Mapping, list, tuple))]
+        if not level:
+            return False
+    return True
+
+
 def _json(value: Any) -> Any:
+    if is_nested_too_deeply(value):
+        raise ValueError(f"is nested more than {DEPTH} deep")
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"holds what JSON cannot: {error}") from error
     return value
+
+
+def _schedulable(amount: float) -> float:
+    if 0 < amount < 0.0001:
+        raise ValueError("Ray hands out no less than 0.0001: give 0, or 0.0001 or more")
+    return amount
+
+
+def _whole_above_one(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise ValueError("Ray hands out shares of one GPU, or whole ones: give 1 or less, or a whole number")
+    return amount
 
 
 def shape(value: Any) -> str:
@@ -49,6 +77,8 @@ def shape(value: Any) -> str:
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Input = Annotated[str, StringConstraints(min_length=1)]
 Function = Annotated[str, StringConstraints(pattern=FUNCTION_PATTERN)]
+Cpus = Annotated[float, Field(ge=0), AfterValidator(_schedulable)]
+Gpus = Annotated[float, Field(ge=0), AfterValidator(_schedulable), AfterValidator(_whole_above_one)]
 # Values that end up in the run's definition, which is JSON.
 Json = Annotated[Any, AfterValidator(_json)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(_json)]

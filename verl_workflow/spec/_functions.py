@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.paths import absolute, unreadable
 from verl_workflow.spec._words import did_you_mean
 
 
@@ -20,11 +21,18 @@ def contained(base_dir: Path, name: str, where: str = "") -> Path:
     """The file or folder `name` below `base_dir`.
 
     Raises:
-        UserError: SPEC_INVALID when it lies outside of `base_dir`, by a link too; FILE_MISSING when it is not there.
+        UserError: SPEC_INVALID when it lies outside of `base_dir`, by a link too; FILE_MISSING when it is not there
+            or cannot be looked for.
     """
-    root = base_dir.resolve()
     path = base_dir / name
-    if Path(name).is_absolute() or not path.resolve().is_relative_to(root):
+    absolute(name, base=base_dir, where=where)
+    try:
+        inside = path.resolve().is_relative_to(base_dir.resolve())
+        present = path.exists()
+    except (OSError, RuntimeError) as error:
+        # A RuntimeError is a circle of links.
+        raise unreadable(name, error, where=where) from error
+    if Path(name).is_absolute() or not inside:
         raise UserError(
             ErrorCode.SPEC_INVALID,
             "code that travels with a run lies in the folder of the pipeline file",
@@ -32,7 +40,7 @@ def contained(base_dir: Path, name: str, where: str = "") -> Path:
             value=name,
             remedy="Copy it there, or install it as a package and name its module.",
         )
-    if not path.exists():
+    if not present:
         near = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(
             ErrorCode.FILE_MISSING,
@@ -54,7 +62,7 @@ def module_file(base_dir: Path, module: str) -> Path | None:
 
 
 def parse(path: Path, where: str = "") -> ast.Module:
-    """Raises UserError(SPEC_INVALID) with the line when the file is not Python."""
+    """Raises UserError: SPEC_INVALID with the line when the file is not Python, FILE_MISSING when it cannot be read."""
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except SyntaxError as error:
@@ -66,8 +74,12 @@ def parse(path: Path, where: str = "") -> ast.Module:
             value=(error.text or "").strip() or None,
             remedy="Mend the file.",
         ) from error
-    except ValueError as error:
-        raise UserError(ErrorCode.SPEC_INVALID, f"{path} is not valid Python: {error}", where=where) from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        # A parser at the end of its stack says MemoryError.
+        reason = error if isinstance(error, ValueError) else "it is nested too deeply"
+        raise UserError(ErrorCode.SPEC_INVALID, f"{path} is not valid Python: {reason}", where=where) from error
+    except OSError as error:
+        raise unreadable(path, error, where=where) from error
 
 
 def check_function(reference: str, base_dir: Path, where: str) -> None:
@@ -83,7 +95,10 @@ def check_function(reference: str, base_dir: Path, where: str) -> None:
         if path.is_dir():
             raise UserError(ErrorCode.SPEC_INVALID, f"{holder} is a folder", where=where, value=reference)
     else:
-        path = module_file(base_dir, holder) or _installed(holder, reference, where)
+        try:
+            path = module_file(base_dir, holder) or _installed(holder, reference, where)
+        except OSError as error:
+            raise unreadable(holder, error, where=where) from error
     if path is None:
         return
     names = set(_defined(parse(path, where).body))

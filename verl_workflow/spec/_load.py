@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.paths import absolute
 from verl_workflow.spec._check import Draft, Part, check_draft, data_paths
 from verl_workflow.spec._dump import plain
 from verl_workflow.spec._fields import FieldPath
@@ -66,9 +67,10 @@ def load(path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) 
     if is_python(shown):
         file, pipeline = pipeline_from_python(shown)
         places = Places(file=str(file), spots={})
-        return _assemble(plain(pipeline, stages_as_list=True), params or {}, file.absolute(), places)
-    marked = read_yaml(Path(shown), shown)
-    return _assemble(marked.data, params or {}, Path(shown).absolute(), marked.places)
+        return _assemble(plain(pipeline, stages_as_list=True), params or {}, absolute(file), places)
+    full = absolute(shown)
+    marked = read_yaml(full, shown)
+    return _assemble(marked.data, params or {}, full, marked.places)
 
 
 def resolve(
@@ -80,7 +82,8 @@ def resolve(
         UserErrors: all mistakes in it, placed by field.
     """
     data = plain(pipeline, stages_as_list=True)
-    return _assemble(data, params or {}, Path(base_dir).absolute() / f"{pipeline.name}.py", Places(file="", spots={}))
+    path = absolute(base_dir) / f"{pipeline.name}.py"
+    return _assemble(data, params or {}, path, Places(file="", spots={}))
 
 
 def _assemble(data: dict[str, Any], given: Mapping[str, Any], path: Path, places: Places) -> Document:
@@ -207,7 +210,7 @@ def _absolute_model(model: Model, base_dir: Path) -> Model:
 
 
 def _full(text: str, base_dir: Path) -> str:
-    return os.path.normpath(base_dir / Path(text).expanduser())
+    return os.path.normpath(absolute(text, base=base_dir, home=True))
 
 
 def _unique(errors: list[UserError]) -> list[UserError]:

@@ -10,16 +10,23 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    ConfigDict,
     Discriminator,
     Field,
     PositiveInt,
+    StringConstraints,
     Tag,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
+from pydantic_core import SchemaError
 
 from verl_workflow.spec._fields import (
+    Cpus,
     FieldPath,
     Function,
+    Gpus,
     Input,
     Inputs,
     Json,
@@ -57,7 +64,28 @@ class Param(Strict):
             re.compile(self.pattern or "")
         except re.error as error:
             raise ValueError(f"its pattern is no regular expression: {error}") from error
+        try:
+            self.matches("")
+        except SchemaError as error:
+            raise ValueError(
+                "its pattern takes a matcher that may never end: look-around, back-references and counts of many "
+                "thousands are not supported"
+            ) from error
         return self
+
+    def matches(self, text: str) -> bool:
+        """Whether `pattern` is found in a text, in time that grows with its length and no faster."""
+        if self.pattern is None:
+            return True
+        # Python's own matcher goes through exponentially many ways to match `(a+)+`; this one has no such patterns.
+        found = TypeAdapter(
+            Annotated[str, StringConstraints(pattern=self.pattern)], config=ConfigDict(regex_engine="rust-regex")
+        )
+        try:
+            found.validate_python(text)
+        except ValidationError:
+            return False
+        return True
 
 
 class Storage(Strict):
@@ -299,7 +327,11 @@ class PromoteStage(_Stage):
 class PythonStage(_Stage):
     """Any importable function: called with `args`, it returns JSON.
 
-    A parameter named ``context`` is handed the `StageContext`; what is written below ``context.attempt_dir`` stays.
+    A parameter named ``context`` is handed the `StageContext`. The function runs in ``context.attempt_dir``, and what it
+    writes there stays; the pipeline's code and the files listed under ``code`` are in ``context.code_dir``.
+
+    Attributes:
+        cpus, gpus: what Ray sets aside for it, in units of 0.0001; more than one GPU is a whole number.
     """
 
     INPUTS: ClassVar[tuple[str, ...]] = ("args",)
@@ -307,8 +339,8 @@ class PythonStage(_Stage):
     kind: Literal["python"] = "python"
     function: Function
     args: JsonObject = {}
-    cpus: Annotated[float, Field(ge=0)] = 1
-    gpus: Annotated[float, Field(ge=0)] = 0
+    cpus: Cpus = 1
+    gpus: Gpus = 0
 
 
 def _kind(value: Any) -> Any:

@@ -100,11 +100,22 @@ def substitute(
 def _given(name: str, param: Param, value: Any, values: dict[str, Any]) -> list[UserError]:
     place = f"-p {name}"
     if isinstance(value, str):
+        if not _is_unicode(value):
+            return [_error(f"params.{name} is no UTF-8 text", place, value, "Write it in UTF-8.")]
         parsed = _parse(param.type, value)
         if parsed is None:
             return [_error(f"params.{name} should be {_WORDS[param.type]}", place, value, _example(name, param))]
         value = parsed
     return _checked(name, param, value, f"params.{name}", place, values)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Bytes of an argument that are no text come as lone surrogates, which no record of a run can hold.
+        return False
+    return True
 
 
 def _parse(kind: str, text: str) -> Any:
@@ -127,7 +138,7 @@ def _parse(kind: str, text: str) -> Any:
 def _checked(name: str, param: Param, value: Any, shown: str, place: str, values: dict[str, Any]) -> list[UserError]:
     import jsonschema
 
-    schema = param.model_dump(exclude_none=True, exclude={"default", "description"})
+    schema = param.model_dump(exclude_none=True, exclude={"default", "description", "pattern"})
     errors = []
     for problem in jsonschema.Draft202012Validator(schema).iter_errors(value):
         if problem.validator == "type":
@@ -138,10 +149,11 @@ def _checked(name: str, param: Param, value: Any, shown: str, place: str, values
             "enum": f"should be one of {', '.join(map(str, limit)) if isinstance(limit, list) else limit}",
             "minimum": f"should be at least {_short(limit)}",
             "maximum": f"should be at most {_short(limit)}",
-            "pattern": f"should match {limit}",
         }[str(problem.validator)]
         hint = did_you_mean(value, map(str, limit)).strip() if problem.validator == "enum" else ""
         errors.append(_error(f"{shown} {words}", place, value, hint))
+    if isinstance(value, str) and not param.matches(value):
+        errors.append(_error(f"{shown} should match {param.pattern}", place, value, ""))
     if isinstance(value, float) and not math.isfinite(value):
         errors = [_error(f"{shown} should be a finite number", place, value, "")]
     if not errors:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
+from verl_workflow.paths import absolute
 from verl_workflow.spec._model import Pipeline
 from verl_workflow.spec._words import did_you_mean, label
 
@@ -40,7 +41,7 @@ def pipeline_from_python(path: str) -> tuple[Path, Pipeline]:
     else:
         name, _, variable = path.rpartition(":")
         file = Path(name)
-    if not file.is_file():
+    if not absolute(file).is_file():
         raise UserError(
             ErrorCode.FILE_MISSING,
             "the pipeline file does not exist",

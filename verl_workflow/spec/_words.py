@@ -97,7 +97,8 @@ def _one(detail: Any, path: FieldPath, *, prefix: FieldPath, shown: str, places:
         return _error(what, places.at(whole, key=True), path[-1], f"{hint}{known}".strip())
     where = places.at(whole)
     if kind == "value_error":
-        return _error(f"{name}: {context['error']}", places.at(whole, key=True), None, "")
+        told = value if isinstance(value, (int, float)) else None
+        return _error(f"{name}: {context['error']}", places.at(whole, key=True), told, "")
     if kind == "literal_error":
         options = [option.strip("'") for option in str(context["expected"]).replace(" or ", ", ").split(", ")]
         hint = did_you_mean(value, options).strip()

@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
-from verl_workflow.spec._fields import FieldPath
+from verl_workflow.spec._fields import DEPTH, FieldPath
 
 _NODES = 100_000
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = "tag:yaml.org,2002:"
 _RESOLVERS = (
     ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -215,11 +216,11 @@ class _Reader:
         self._count = 0
 
     def value(self, node: yaml.Node, path: FieldPath) -> Any:
-        self._count += 1
-        if self._count > _NODES:
-            raise self._error(node, f"the file holds more than {_NODES} values, aliases counted each time")
+        self._tally(node)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
+        if len(path) > DEPTH:
+            raise self._error(node, f"the YAML is nested more than {DEPTH} deep", None, "Write it flatter.")
         if id(node) in self._open:
             raise self._error(node, "an anchor holds an alias of itself")
         self._open.add(id(node))
@@ -237,7 +238,7 @@ class _Reader:
                 shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
                 self.errors.append(self._error(key_node, "a key has to be text", shown, "Put it in quotes."))
                 continue
-            key = str(key_node.value)
+            key = self._text(key_node)
             merged = getattr(key_node, "merged", False)
             if key in seen:
                 if not merged:
@@ -253,18 +254,30 @@ class _Reader:
             found[key] = self.value(value_node, inner)
         return found
 
-    def _pairs(self, node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    def _pairs(self, node: yaml.MappingNode, around: frozenset[int] = frozenset()) -> list[tuple[yaml.Node, yaml.Node]]:
+        """Keys and values, those of merged mappings last; `around` are the mappings that this one is merged into."""
+        if len(around) > DEPTH:
+            raise self._error(node, f"`<<` merges more than {DEPTH} mappings one through the other")
         own = [(key, value) for key, value in node.value if key.tag != _TAG + "merge"]
+        around = around | {id(node)}
         for key, value in node.value:
             if key.tag != _TAG + "merge":
                 continue
             sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
             for source in sources:
-                if not isinstance(source, yaml.MappingNode) or id(source) in self._open:
+                self._tally(source)
+                if not isinstance(source, yaml.MappingNode) or id(source) in self._open | around:
                     raise self._error(source, "`<<` merges mappings")
-                for inner_key, inner_value in self._pairs(source):
+                for inner_key, inner_value in self._pairs(source, around):
+                    self._tally(source)
                     own.append((_Merged.of(inner_key), inner_value))
         return own
+
+    def _tally(self, node: yaml.Node) -> None:
+        """Count one value; aliases and merges make many of few."""
+        self._count += 1
+        if self._count > _NODES:
+            raise self._error(node, f"the file holds more than {_NODES} values, aliases and merges counted each time")
 
     def _list(self, node: yaml.Node, path: FieldPath) -> list[Any]:
         self._check_tag(node, "seq")
@@ -277,7 +290,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         tag = node.tag.removeprefix(_TAG)
-        text = str(node.value)
+        text = self._text(node)
         try:
             if tag in {"str", "merge"}:
                 return text
@@ -286,12 +299,25 @@ class _Reader:
             if tag == "bool":
                 return {"true": True, "false": False}[text.lower()]
             if tag == "int":
-                return int(text, 0) if text[:2] in {"0x", "0o"} else int(text)
+                number = int(text, 0) if text[:2] in {"0x", "0o"} else int(text)
+                # A number that Python does not write in decimal cannot be told or recorded.
+                str(number)
+                return number
             if tag == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except (KeyError, ValueError) as error:
+            if tag == "int" and len(text) > 1000:
+                raise self._error(node, "the number has too many digits", text, "Write a smaller one.") from error
             raise self._error(node, f"this is no {tag}", text, "Mend the value, or drop its tag.") from error
         raise self._error(node, "tags such as this are not supported", node.tag, "Drop the tag.")
+
+    def _text(self, node: yaml.ScalarNode) -> str:
+        text = str(node.value)
+        half = _SURROGATE.search(text)
+        if half is not None:
+            what = "the text holds half a character (a lone UTF-16 surrogate)"
+            raise self._error(node, what, half.group(), "Write the character itself, or \\U and eight digits.")
+        return text
 
     def _check_tag(self, node: yaml.Node, tag: str) -> None:
         if node.tag != _TAG + tag:
