@@ -21,6 +21,8 @@ stages:
   prepare:
     kind: data
     source: {jsonl: rows.jsonl}
+    prompt: "{{ question }}"
+    answer: answer
     validation: 1
     reward: {function: "reward.py:score"}
   again:
@@ -36,6 +38,7 @@ EVALUATION = """\
     reward: {function: "reward.py:score"}
 model: {builtin: tiny}
 """
+ROWS = "".join(f'{{"question": "{n}+1", "answer": "{n + 1}"}}\n' for n in range(4))
 REWARD = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
 
 
@@ -45,7 +48,7 @@ def reading(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "pipeline.yaml").write_text(PIPELINE)
     (folder / "reward.py").write_text(REWARD)
-    (folder / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    (folder / "rows.jsonl").write_text(ROWS)
     return folder
 
 
@@ -65,7 +68,7 @@ def test_a_key_does_not_depend_on_places(reading: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("rows.jsonl", '{"question": "1+1", "answer": "3"}\n'),
+        ("rows.jsonl", ROWS.replace('"4"', '"5"')),
         ("reward.py", REWARD.replace("1.0", "0.5")),
         ("pipeline.yaml", PIPELINE.replace("validation: 1", "validation: 2", 1)),
     ],

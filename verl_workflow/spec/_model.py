@@ -327,7 +327,7 @@ class PromoteStage(_Stage):
 class PythonStage(_Stage):
     """Any importable function: called with `args`, it returns JSON.
 
-    A parameter named ``context`` is handed the `StageContext`. The function runs in ``context.attempt_dir``, and what it
+    A parameter named ``context`` is handed the `StageContext`. The function runs in ``context.attempt_dir``; what it
     writes there stays; the pipeline's code and the files listed under ``code`` are in ``context.code_dir``.
 
     Attributes:
