@@ -6,7 +6,7 @@ from typing import Any
 
 from _runs import Invoke, Runs
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.workflow import StepContext, StepStatus, read_run
 
 DATA = {"rows": {"train": 80, "validation": 20, "rejected": 0}, "rejected": None}
@@ -145,3 +145,17 @@ def test_an_empty_storage_lists_nothing_and_is_not_created(runs: Runs, invoke: I
     shown = invoke("list", "--json")
     assert (shown.exit_code, json.loads(shown.stdout)["runs"]) == (0, [])
     assert not runs.path.exists()
+
+
+def refuses(context: StepContext) -> Any:
+    raise UserError(ErrorCode.GATE_INVALID, "there is no candidate.scor", where="promote.gate")
+
+
+def test_a_mistake_in_the_pipeline_is_not_to_be_resumed(runs: Runs, invoke: Invoke) -> None:
+    """A resumed run has the pipeline it was started with, and would meet the same mistake again."""
+    runs.finish("r1", {"promote": refuses})
+    shown = invoke("status", "r1")
+    assert shown.stdout.splitlines()[-1] == (
+        "mend the pipeline or its code and start a new run: finished stages are re-used"
+    )
+    assert "resume with" not in shown.stdout

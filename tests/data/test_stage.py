@@ -281,6 +281,24 @@ def test_a_misspelt_reasoning_gym_dataset_gets_a_suggestion(run: Run) -> None:
         run(source={"reasoning_gym": {"dataset": "chain_sum", "size": 4, "config": {"terms": 2}}}, validation=1)
 
 
+def test_a_reward_that_only_takes_right_answers_is_refused(tmp_path: Path, run: Run) -> None:
+    write_lines(tmp_path / "sums.jsonl", questions(4))
+    (tmp_path / "reward.py").write_text(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return float(solution_str)\n"
+    )
+    with pytest.raises(UserError, match="raised ValueError: could not convert string to float") as caught:
+        run(source={"jsonl": "sums.jsonl"}, validation=1, answer="answer", reward={"function": "reward.py:score"})
+    assert caught.value.code is ErrorCode.REWARD_INVALID and "reply ''" in str(caught.value)
+
+
+def test_a_reward_with_other_arguments_is_told_which_verl_gives(tmp_path: Path, run: Run) -> None:
+    write_lines(tmp_path / "sums.jsonl", questions(4))
+    (tmp_path / "reward.py").write_text("def score(answer, truth):\n    return 1.0\n")
+    with pytest.raises(UserError, match=r"its signature is \(answer, truth\)") as caught:
+        run(source={"jsonl": "sums.jsonl"}, validation=1, answer="answer", reward={"function": "reward.py:score"})
+    assert "data_source, solution_str, ground_truth, extra_info" in caught.value.remedy
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

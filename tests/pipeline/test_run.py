@@ -43,8 +43,10 @@ def test_a_run_passes_outputs_on_and_uses_its_recorded_code(project: Path, tmp_p
     assert state.status is RunStatus.SUCCEEDED, state.error
     assert state.steps["total"].value == {"total": 0 + 1 + 2 + 3 + 4 + 10}
     assert (definition.code_dir / "steps.py").read_text() == (project / "steps.py").read_text()
-    # Relative paths lead to the attempt's folder, not into code that other runs share.
-    assert Path(state.steps["numbers"].value["path"]).with_name("relative.txt").exists()
+    # Relative paths lead to the attempt's folder, not into code that other runs share; so does what is printed.
+    attempt = Path(state.steps["numbers"].value["path"]).parent
+    assert (attempt / "relative.txt").exists()
+    assert (attempt / "log.txt").read_text() == "wrote 5 numbers\n"
 
     with pytest.raises(UserError) as caught:
         start(definition)
@@ -83,8 +85,10 @@ def test_a_failed_run_is_resumed_with_its_recorded_code_and_says_so(
 
     flag.touch()
     (project / "sums.py").write_text("def add(numbers):\n    return -1\n")
+    (project / "pipeline.yaml").write_text(text.replace("extra: 10", "extra: 20"))
     closing.append(resume(str(storage), "r2"))
     assert any("sums.py" in warning for warning in closing[0].warnings)
+    assert any("pipeline.yaml has changed" in warning for warning in closing[0].warnings)
     state = finish(closing[0], storage, epoch=2)
     assert state.status is RunStatus.SUCCEEDED, state.error
     assert state.steps["total"].value == {"total": 0 + 1 + 2 + 3 + 10}

@@ -87,7 +87,10 @@ def _show(report: PlanReport) -> None:
     if report.cluster is not None:
         print_line(f"cluster: {_amounts(report.cluster)}")
     else:
-        print_line("cluster: none joined; a run starts Ray on this machine (--address HOST:PORT joins one)")
+        print_line(
+            "cluster: none joined; a run starts Ray on this machine (--address HOST:PORT joins one), with as many"
+        )
+        print_line("         of the CPUs and GPUs above as it needs: they are Ray's slots, and no GPU has to be there")
 
 
 def _amounts(resources: Any) -> str:

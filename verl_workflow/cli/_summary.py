@@ -10,6 +10,17 @@ from verl_workflow.cli._words import command, duration, figure, location, short
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 
 _TRACE_LINES = 12
+# A resumed run has the pipeline and the code that it was started with, and would meet the same again.
+_MENDED_IN_THE_PIPELINE = frozenset(
+    code.value
+    for code in (
+        ErrorCode.SPEC_INVALID,
+        ErrorCode.PARAM_INVALID,
+        ErrorCode.OVERRIDE_INVALID,
+        ErrorCode.REWARD_INVALID,
+        ErrorCode.GATE_INVALID,
+    )
+)
 
 
 def summary(facts: RunFacts) -> list[str]:
@@ -44,7 +55,9 @@ def advice(facts: RunFacts, lost: object | None = None) -> list[str]:
     lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
     # A run that another driver has taken goes on there.
     taken = isinstance(lost, VerlWorkflowError) and lost.code is ErrorCode.FENCED
-    if facts.resumable or (lost is not None and not taken):
+    if any(stage.error and stage.error.get("code") in _MENDED_IN_THE_PIPELINE for stage in failed):
+        lines.append("mend the pipeline or its code and start a new run: finished stages are re-used")
+    elif facts.resumable or (lost is not None and not taken):
         lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
     return lines
 

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def _run_python_stage(stage: PythonStage, context: StageContext) -> Any:
             value=sorted(arguments),
             remedy=f"Its signature is {function.__name__}{signature}.",
         ) from error
-    with _working_in(context.attempt_dir):
+    with _in_its_folder(context.attempt_dir):
         value = function(**arguments)
     try:
         json.dumps(value, allow_nan=False)
@@ -191,16 +191,24 @@ def _run_python_stage(stage: PythonStage, context: StageContext) -> Any:
 
 
 @contextmanager
-def _working_in(folder: Path) -> Iterator[None]:
-    """Relative paths lead here: a Ray worker starts in a copy of the code that other runs use as well."""
+def _in_its_folder(folder: Path) -> Iterator[None]:
+    """What is printed goes to the attempt's log, and relative paths lead to its folder.
+
+    A Ray worker's own working directory is a copy of the code that other runs use as well.
+    """
     if threading.current_thread() is not threading.main_thread():
-        # The working directory is the whole process's, and others use it.
+        # Both are the whole process's, and others use them.
         yield
         return
     before = Path.cwd()
     os.chdir(folder)
     try:
-        yield
+        with (
+            (folder / "log.txt").open("a", buffering=1, encoding="utf-8") as log,
+            redirect_stdout(log),
+            redirect_stderr(log),
+        ):
+            yield
     finally:
         os.chdir(before)
 

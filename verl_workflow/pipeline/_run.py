@@ -11,6 +11,7 @@ from verl_workflow import code
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.pipeline._cluster import NAMESPACE, connect
 from verl_workflow.pipeline._definition import Definition
+from verl_workflow.spec import load
 from verl_workflow.storage import Store
 from verl_workflow.workflow import (
     DriverHandle,
@@ -91,7 +92,8 @@ def resume(storage: str, run_id: str, *, address: str | None = None, force: bool
             remedy="Start a new run; finished stages with the same inputs are re-used.",
         )
     definition = Definition.from_json(state.definition)
-    return _drive(definition, address=address, force=force, warnings=_code_warnings(definition))
+    warnings = (*_pipeline_warnings(definition), *_code_warnings(definition))
+    return _drive(definition, address=address, force=force, warnings=warnings)
 
 
 def _copy_code(definition: Definition) -> None:
@@ -128,6 +130,23 @@ def _refuse_existing(store: Store, run_id: str) -> None:
             value=run_id,
             remedy=f"Resume it (verl-workflow resume {run_id}), or choose another id.",
         )
+
+
+def _pipeline_warnings(definition: Definition) -> tuple[str, ...]:
+    source = Path(definition.source)
+    # A Python file may hold several pipelines; which one this was is not recorded.
+    if source.suffix == ".py" or not source.is_file():
+        return ()
+    try:
+        now = load(source, definition.params).pipeline
+    except VerlWorkflowError:
+        now = None
+    if now == definition.pipeline:
+        return ()
+    return (
+        f"{definition.source} has changed since the run was started. The run goes on as it was defined; start a new "
+        "run to use the changed file.",
+    )
 
 
 def _code_warnings(definition: Definition) -> tuple[str, ...]:
