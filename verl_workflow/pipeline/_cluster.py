@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ NAMESPACE = "verl_workflow"
 # its storage units, whatever the machine has; with fewer it would wait for ever on a laptop.
 LOCAL_CPUS = 12
 _LOCAL_STARTS = 3
+_KNOCK_S = 10.0
 
 
 def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
@@ -67,6 +69,8 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             "include_dashboard": False,
             "_temp_dir": str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
         }
+    else:
+        _knock(str(address))
     # Ray gives its own processes 30 seconds to start, which a busy machine exceeds now and then.
     starting = Retrying(stop=stop_after_attempt(_LOCAL_STARTS if local else 1), reraise=True)
     try:
@@ -84,6 +88,24 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             retryable=True,
         ) from error
     return local
+
+
+def _knock(address: str) -> None:
+    """Raise VerlWorkflowError(CLUSTER_UNREACHABLE) unless something listens there: Ray itself tries for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        raise VerlWorkflowError(
+            ErrorCode.CLUSTER_UNREACHABLE,
+            f"nothing answers there: {error}",
+            where="--address",
+            value=address,
+            remedy="Check the address and that the head node runs, or leave it out to start Ray on this machine.",
+            retryable=True,
+        ) from error
 
 
 @contextmanager
