@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from verl_workflow.training._failures import FailureClass, classify, error_chain, headline
+from verl_workflow.training._failures import FailureClass, classify, error_chain, headline, raised_by_user
 
 CUDA_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -50,3 +52,26 @@ def test_the_innermost_error_is_what_is_told() -> None:
         chain = error_chain(error)
     assert [link["type"] for link in chain] == ["builtins.RuntimeError", "builtins.KeyError"]
     assert headline(chain) == "KeyError: 'reward_model'"
+
+
+LOG = """\
+(TaskRunnerV1 pid=7)   'path': '/runs/r/code/reward.py',
+(AgentLoopWorkerTQ pid=9, ip=10.0.0.2) Traceback (most recent call last):
+(AgentLoopWorkerTQ pid=9, ip=10.0.0.2)   File "/runs/r/code/reward.py", line 2, in score
+(AgentLoopWorkerTQ pid=9, ip=10.0.0.2)     return float(int(solution_str) == 3)
+(AgentLoopWorkerTQ pid=9, ip=10.0.0.2) ValueError: invalid literal for int() with base 10: 'C'
+(AgentLoopWorkerTQ pid=9, ip=10.0.0.2)   File "/site-packages/verl/trainer.py", line 5, in fit
+RuntimeError: Sync replay buffer selected terminal groups
+"""
+
+
+def test_what_the_users_code_raised_is_found_in_the_log() -> None:
+    assert raised_by_user(LOG, Path("/runs/r/code")) == (
+        "reward.py:2 in score raised ValueError: invalid literal for int() with base 10: 'C'"
+    )
+
+
+def test_what_others_raised_is_not_laid_to_the_user() -> None:
+    assert raised_by_user(LOG, Path("/runs/other/code")) is None
+    elsewhere = LOG.replace('File "/runs/r/code/reward.py"', 'File "/site-packages/verl/x.py"')
+    assert raised_by_user(elsewhere, Path("/runs/r/code")) is None

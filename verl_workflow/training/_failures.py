@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 RESULT = "result.json"
 
@@ -73,6 +74,11 @@ _RULES: Sequence[tuple[FailureClass, re.Pattern[str]]] = (
 )
 
 
+# What Ray puts before a worker's lines, and the line that ends a traceback.
+_WORKER = re.compile(r"^\([^()]*pid=\d+[^()]*\) ?")
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)\b")
+
+
 def error_chain(error: BaseException) -> list[dict[str, str]]:
     """The error and its causes, outermost first: type (with module) and message, cut at 4,000 characters."""
     chain: list[dict[str, str]] = []
@@ -103,6 +109,22 @@ def classify_text(text: str) -> FailureClass:
         if pattern.search(text):
             return found
     return FailureClass.UNKNOWN
+
+
+def raised_by_user(log: str, code_dir: Path) -> str | None:
+    """The last exception that came from a file below `code_dir`, by a log with tracebacks; None when there is none.
+
+    verl counts an answer whose reward raised as lost, and fails later for want of answers: the cause is in its log only.
+    """
+    frame = re.compile(rf'File "{re.escape(str(code_dir))}/([^"]+)", line (\d+), in (\S+)')
+    place = found = None
+    for line in log.splitlines():
+        text = _WORKER.sub("", line)
+        if (match := frame.search(text)) is not None:
+            place = f"{match[1]}:{match[2]} in {match[3]}"
+        elif place is not None and _RAISED.match(text):
+            found, place = f"{place} raised {text.strip()}", None
+    return found
 
 
 def headline(chain: Sequence[Mapping[str, str]]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_workflow.artifacts import Artifact
-from verl_workflow.errors import ErrorCode, UserErrors, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.spec._model import VerlStage
 from verl_workflow.training import _checkpoints, _cluster, _failures, _metrics
 from verl_workflow.training._check import check_settings
@@ -222,6 +222,15 @@ def _failure(attempt: _Attempt, code: int, start: _checkpoints.Checkpoint | None
     else:
         kind = _failures.FailureClass(result["class"])
         what = f"the training failed ({kind.value}): {_failures.headline(result['errors'])}"
+    if kind in {_failures.FailureClass.UNKNOWN, _failures.FailureClass.USER}:
+        raised = _failures.raised_by_user(tail(attempt.log, 1_000_000, 16 << 20), attempt.ctx.code_dir)
+        if raised is not None:
+            return UserError(
+                ErrorCode.REWARD_INVALID,
+                f"the training failed, as {raised}",
+                where=attempt.ctx.stage,
+                remedy="Let the reward return a finite number for whatever a model may reply.",
+            )
     if kind is _failures.FailureClass.CHECKPOINT:
         if start is None:
             kind = _failures.FailureClass.UNKNOWN
