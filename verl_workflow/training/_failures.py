@@ -114,7 +114,7 @@ def classify_text(text: str) -> FailureClass:
 def raised_by_user(log: str, code_dir: Path) -> str | None:
     """The last exception that came from a file below `code_dir`, by a log with tracebacks; None when there is none.
 
-    verl counts an answer whose reward raised as lost, and fails later for want of answers: the cause is in its log only.
+    verl counts an answer whose reward raised as lost, and fails later for want of answers: the cause is in its log.
     """
     frame = re.compile(rf'File "{re.escape(str(code_dir))}/([^"]+)", line (\d+), in (\S+)')
     place = found = None
