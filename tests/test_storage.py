@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,32 +10,11 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store, absolute_uri
 
 
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(params=["local", "memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    if request.param == "local":
-        return Store(str(tmp_path / "root"))
-    if request.param == "memory":
-        return Store(f"memory://{tmp_path.name}")
-    import boto3
-
-    endpoint = request.getfixturevalue("s3_endpoint")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint).create_bucket(Bucket="bucket")
-    return Store(f"s3://bucket/{tmp_path.name}")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        return Store(request.getfixturevalue("s3_uri"))
+    return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
 
 
 def test_create_lets_one_writer_through(store: Store) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,9 @@ from verl_workflow.registry import Lineage, Registry
 from verl_workflow.storage import Store
 
 
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    # Each request would be a line of every failure's output.
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket="models")
-    yield endpoint
-    server.stop()
-
-
 @pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    if request.param == "local":
-        return Store(str(tmp_path / "storage"))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3_server"))
-    return Store(f"s3://models/{tmp_path.name}")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "storage") if request.param == "local" else request.getfixturevalue("s3_uri"))
 
 
 @pytest.fixture(scope="session")

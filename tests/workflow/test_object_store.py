@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,27 +16,9 @@ from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._records import Claimed, StepStarted
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def bucket(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    import boto3
-
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint).create_bucket(Bucket="runs")
-    return Store(f"s3://runs/{tmp_path.name}")
+def bucket(s3_uri: str) -> Store:
+    return Store(s3_uri)
 
 
 def test_a_run_dies_and_is_taken_up(bucket: Store, marks: Path) -> None:
