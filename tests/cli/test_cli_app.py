@@ -77,7 +77,6 @@ def test_a_usage_error_is_one_json_document_too(arguments: list[str], what: str,
     assert CliRunner().invoke(app, quiet).stdout == ""
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 @pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["--version"], ["run", "--json"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_device_is_told_in_one_line(arguments: list[str], unbuffered: str) -> None:
