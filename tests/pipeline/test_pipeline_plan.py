@@ -92,7 +92,7 @@ def test_what_a_function_yielded_last_time_is_assumed_and_said(
     rows = foreseen(project, storage)
     assert rows["questions"][0] == "run"
     for stage in ("prepare", "again"):
-        assert rows[stage] == ("unknown", "re-used from night-1 if questions comes out as in night-1")
+        assert rows[stage] == ("unknown", "re-used from night-1 if it gets the same from questions as in night-1")
 
 
 def test_a_changed_stage_runs_and_those_behind_it_are_unknown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.pipeline import define, plan, resume, start
-from verl_workflow.pipeline._run import Run
+from verl_workflow.pipeline import Definition, define, plan, resume, start
+from verl_workflow.pipeline._run import Run, _pipeline_warnings
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, read_run
@@ -101,6 +102,18 @@ def test_code_that_changes_while_a_run_is_started_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match="changed while the run was being started"):
         start(definition)
     assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("params", [{}, {"count": "7"}])
+def test_a_file_that_has_not_changed_gives_no_warning(project: Path, tmp_path: Path, params: dict[str, str]) -> None:
+    definition = define(load(project / "pipeline.yaml", params), storage=str(tmp_path / "storage"))
+    stored = Definition.from_json(json.loads(json.dumps(definition.to_json())))
+    assert _pipeline_warnings(stored) == ()
+    (project / "pipeline.yaml").write_text((project / "pipeline.yaml").read_text().replace("extra: 10", "extra: 20"))
+    (warning,) = _pipeline_warnings(stored)
+    assert "pipeline.yaml has changed since the run was started" in warning
+    (project / "pipeline.yaml").write_text("stages: [")
+    assert _pipeline_warnings(stored) == (warning,)
 
 
 def test_resuming_an_unknown_run_creates_nothing(tmp_path: Path) -> None:

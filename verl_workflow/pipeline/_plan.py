@@ -22,7 +22,7 @@ class PlanRow:
 
     Attributes:
         action: ``run``, ``reuse``, or ``unknown`` when it depends on results that do not exist yet.
-            An ``unknown`` stage whose inputs comes out as in the last run says what would stand in for it then.
+            Why a stage is ``unknown`` names the result that stands in should its inputs be those of the last run.
         why: a clause. needs: logical resources by Ray's names, at their peak.
     """
 
@@ -116,10 +116,8 @@ class _Foresight:
             return "run", f"the earlier result{origin} is not usable: {error}"
         self.known[step.name], self.assumed[step.name] = found.value, assumed
         if assumed:
-            return (
-                "unknown",
-                f"re-used from {found.run_id} if {' and '.join(sorted(assumed))} comes out as in {self._last_id}",
-            )
+            names = " and ".join(sorted(assumed))
+            return "unknown", f"re-used from {found.run_id} if it gets the same from {names} as in {self._last_id}"
         return "reuse", f"same spec, inputs, code and tool versions as in {found.run_id}"
 
     def _assume(self, name: str) -> None:
