@@ -121,6 +121,14 @@ def test_a_file_in_the_place_of_the_root_is_reported(tmp_path: Path) -> None:
     assert str(tmp_path / "root") in str(caught.value)
 
 
+def test_a_file_in_the_place_of_the_root_is_no_empty_storage(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(str(tmp_path / "file"))
+    for read in (store.get, store.list, store.folders):
+        with pytest.raises(UserError, match="has to be a folder"):
+            read("runs")
+
+
 def test_a_path_with_a_space_stays_itself(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "my runs"))
     store.put("k", b"v")

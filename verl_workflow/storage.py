@@ -126,9 +126,14 @@ class Store:
     def _absent(self) -> bool:
         root = self.local_path
         try:
-            return root is not None and not root.is_dir()
+            if root is None or root.is_dir():
+                return False
+            if not root.exists():
+                return True
         except OSError as error:
             raise refused(self.uri, error) from error
+        what = "the storage is a file, and has to be a folder"
+        raise UserError(ErrorCode.STORAGE, what, where=self.uri, remedy="Name a folder.")
 
     def _backend(self) -> Any:
         if self._store is None:

@@ -8,12 +8,12 @@ import pytest
 from verl_workflow.errors import UserError, UserErrors
 from verl_workflow.spec import load
 
-REWARD = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return 1.0\n"
+REWARD = 'def score(data_source="", solution_str="", ground_truth="", extra_info=None, **more):\n    return 1.0\n'
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory: a folder with a reward and some rows."""
+    """The working directory: a folder with a reward, which takes anything, and some rows."""
     (tmp_path / "reward.py").write_text(REWARD)
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
     monkeypatch.chdir(tmp_path)

@@ -158,6 +158,29 @@ def test_a_function_that_is_not_there_is_told_without_running_its_file(
 
 
 @pytest.mark.parametrize(
+    ("signature", "args", "message"),
+    [
+        ("context, count=100", "{}", None),
+        ("count, *, path, context", "{count: 1, path: x}", None),
+        ("**more", "{anything: 1}", None),
+        ("count", "{cuont: 1}", "it takes no cuont, count is missing (got ['cuont']). Its signature is f(count)."),
+        ("a, *, b, c=1", "{a: 1}", "b is missing (got ['a']). Its signature is f(a, *, b, c=1)."),
+        ("a, /, **more", "{a: 1}", "a can only be given by place (got ['a']). Its signature is f(a, /, **more)."),
+    ],
+)
+def test_args_that_a_function_does_not_take_are_told_without_running_it(
+    mistakes: Mistakes, folder: Path, signature: str, args: str, message: str | None
+) -> None:
+    (folder / "f.py").write_text(f"raise SystemExit\ndef f({signature}): ...\n")
+    text = HEAD + f"  a: {{kind: python, function: 'f.py:f', args: {args}}}\n"
+    if message is None:
+        (folder / "p.yaml").write_text(text)
+        load("p.yaml")
+    else:
+        assert mistakes(text) == [f"p.yaml:4:47: f.py:f cannot be called with these args: {message}"]
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("async def score(): ...", "score"),

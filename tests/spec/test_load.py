@@ -211,6 +211,8 @@ def test_wrong_declarations_of_params_are_told(mistakes: Mistakes) -> None:
          "the key 'train' is there twice, first in line 7 (got 'train'). Keep one of them."),
         ("§name: p\nstages:\n" + python("a"), "the pipeline has no 'version'. Add `version: 1`."),
         ("version: §2\nname: p\nstages:\n" + python("a"), "version should be 1 (got 2)"),
+        ("§version: true\nname: p\nstages:\n" + python("a"),
+         "version: should be 1, the one version of the format there is (got True)"),
         ("§version: 1\nstages:\n" + python("a"), "the pipeline has no 'name'. Add `name:`."),
         ("§version: 1\nname: p\n", "the pipeline has no 'stages'. Add `stages:`."),
         ("version: 1\nname: p\nstages: §{}\n", "the pipeline has no stage. Add one under `stages`."),

@@ -162,7 +162,12 @@ class _Checker:
             yield from self._input(part, path, value)
         for path, function in _functions_of(part.body):
             where = self._where((*part.path, *path))
-            yield from _caught(partial(_functions.check_function, function, self.base_dir, where))
+            mistakes = list(_caught(partial(_functions.check_function, function, self.base_dir, where)))
+            yield from mistakes
+            args = part.body.get("args", {})
+            if not mistakes and part.kind == "python" and isinstance(args, Mapping):
+                where = self._where((*part.path, "args"))
+                yield from _caught(partial(_functions.check_arguments, function, self.base_dir, args, where))
         for path, pattern, many in data_paths(part.kind, part.body):
             what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
             yield from self._present((*part.path, *path), pattern, None if many else Path.exists, what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from verl_workflow.errors import ErrorCode, UserError
@@ -109,6 +109,43 @@ def check_function(reference: str, base_dir: Path, where: str) -> None:
             where=where,
             value=reference,
             remedy=f"{did_you_mean(function, names)}Define it at the top level of {path.name}.",
+        )
+
+
+def check_arguments(reference: str, base_dir: Path, given: Collection[str], where: str) -> None:
+    """Raise UserError(SPEC_INVALID) when a function of a file does not take these arguments by name.
+
+    Nothing is said about decorated functions and those that are not defined in the file itself. A parameter named
+    ``context`` needs no argument.
+    """
+    holder, _, name = reference.rpartition(":")
+    path = contained(base_dir, holder) if is_file(reference) else module_file(base_dir, holder)
+    if path is None:
+        return
+    found = [node for node in parse(path).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found or found[-1].decorator_list:
+        return
+    signature = found[-1].args
+    by_place = [each.arg for each in signature.posonlyargs]
+    plain = by_place + [each.arg for each in signature.args]
+    required = set(plain[: len(plain) - len(signature.defaults)])
+    for each, default in zip(signature.kwonlyargs, signature.kw_defaults, strict=True):
+        plain.append(each.arg)
+        required |= {each.arg} if default is None else set()
+    problems = [f"{each} can only be given by place" for each in by_place if each in required]
+    problems += [f"it takes no {each}" for each in given if each not in plain and signature.kwarg is None]
+    problems += [
+        f"{each} is missing"
+        for each in plain
+        if each in required and each not in by_place and each not in given and each != "context"
+    ]
+    if problems:
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            f"{reference} cannot be called with these args: {', '.join(problems)}",
+            where=where,
+            value=sorted(given),
+            remedy=f"Its signature is {name}({ast.unparse(signature)}).",
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -366,10 +367,17 @@ CLASSES: Mapping[str, type[DataStage | VerlStage | EvaluateStage | PromoteStage 
 }
 
 
+def _no_truth(value: Any) -> Any:
+    # Python takes True for 1.
+    if isinstance(value, bool):
+        raise ValueError("should be 1, the one version of the format there is")
+    return value
+
+
 class Head(Strict):
     """A pipeline less its stages: validated apart from them, so that mistakes in both are found in one pass."""
 
-    version: Literal[1] = 1
+    version: Annotated[Literal[1], BeforeValidator(_no_truth)] = 1
     name: Name
     description: str = ""
     params: dict[Name, Param] = {}
