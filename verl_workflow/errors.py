@@ -25,6 +25,7 @@ class ErrorCode(str, enum.Enum):
     RUN_EXISTS = "run_exists"
     RUN_TERMINAL = "run_terminal"
     RUN_OWNED = "run_owned"
+    DEFINITION_CHANGED = "definition_changed"
     FENCED = "fenced"
     CANCELLED = "cancelled"
     JOURNAL_DAMAGED = "journal_damaged"

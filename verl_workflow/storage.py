@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -21,6 +22,8 @@ from verl_workflow.paths import absolute, refused
 
 _MEMORY: dict[str, MemoryStore] = {}
 
+PROCESS, POWER = "process", "power"
+
 
 class Store:
     """A flat key space of small objects below one URI.
@@ -28,6 +31,9 @@ class Store:
     Args:
         uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root
             is created on the first write, not here. S3 credentials, region and endpoint come from ``AWS_*`` variables.
+        durability: what a local disk promises. ``process``: what was written survives the death of any process.
+            ``power``: the file and its folders are flushed to the disk before a write returns. Default
+            ``VERL_WORKFLOW_DURABILITY``, or ``process``. Object stores always keep what they have taken.
 
     Raises:
         UserError: the scheme is unknown or the URI cannot be understood.
@@ -35,8 +41,17 @@ class Store:
     Picklable: it crosses to Ray workers by its URI (a memory store only within one process).
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, durability: str | None = None) -> None:
         self.uri = absolute_uri(uri)
+        self.durability = durability or os.environ.get("VERL_WORKFLOW_DURABILITY") or PROCESS
+        if self.durability not in (PROCESS, POWER):
+            raise UserError(
+                ErrorCode.STORAGE,
+                "this is no kind of durability",
+                where="VERL_WORKFLOW_DURABILITY" if durability is None else "durability",
+                value=self.durability,
+                remedy=f"Write {PROCESS} or {POWER}.",
+            )
         self._prefix = ""
         scheme = urlparse(self.uri).scheme
         try:
@@ -66,6 +81,7 @@ class Store:
             return False
         except BaseError as error:
             raise self._failed("create", key, error) from error
+        self._flush(key)
         return True
 
     def put(self, key: str, data: bytes) -> None:
@@ -74,6 +90,7 @@ class Store:
             obstore.put(self._backend(), key, data)
         except BaseError as error:
             raise self._failed("write", key, error) from error
+        self._flush(key)
 
     def get(self, key: str) -> bytes | None:
         """The content of `key`, or None when it does not exist."""
@@ -86,12 +103,13 @@ class Store:
         except BaseError as error:
             raise self._failed("read", key, error) from error
 
-    def list(self, prefix: str) -> list[str]:
-        """All keys below the folder `prefix`, sorted."""
+    def list(self, prefix: str, *, after: str | None = None) -> list[str]:
+        """All keys below the folder `prefix`, sorted; only those behind the key `after`, if that is given."""
         if self._absent():
             return []
         try:
-            found = [entry["path"] for batch in obstore.list(self._backend(), prefix=prefix) for entry in batch]
+            batches = obstore.list(self._backend(), prefix=prefix, offset=after)
+            found = [entry["path"] for batch in batches for entry in batch]
         except BaseError as error:
             raise self._failed("list", prefix, error) from error
         return sorted(found)
@@ -117,11 +135,36 @@ class Store:
         except BaseError as error:
             raise self._failed("delete", key, error) from error
 
+    def delete_folder(self, prefix: str, *, first: str) -> None:
+        """Remove all keys below the folder `prefix`; `first` before the others, so that the rest means nothing."""
+        self.delete(first)
+        for key in self.list(prefix):
+            self.delete(key)
+        root = self.local_path
+        if root is not None:
+            # Object stores have no folders; a disk would keep the empty ones.
+            shutil.rmtree(root / prefix, ignore_errors=True)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.uri,)
+        return _open, (self.uri, self.durability)
 
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
+
+    def _flush(self, key: str) -> None:
+        root = self.local_path
+        if self.durability != POWER or root is None:
+            return
+        path = root / key
+        try:
+            for each in [path, *(folder for folder in path.parents if folder.is_relative_to(root.parent))]:
+                descriptor = os.open(each, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        except OSError as error:
+            raise self._failed("flush", key, error) from error
 
     def _absent(self) -> bool:
         root = self.local_path
@@ -156,6 +199,10 @@ class Store:
             remedy="Check that the storage is reachable, writable and not full.",
             retryable=True,
         )
+
+
+def _open(uri: str, durability: str) -> Store:
+    return Store(uri, durability=durability)
 
 
 def absolute_uri(uri: str) -> str:

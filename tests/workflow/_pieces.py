@@ -53,7 +53,9 @@ def drive(store: Store, run_id: str, plan: Plan, **options: Any) -> RunState:
 
 
 def journal(store: Store, run_id: str) -> list[dict[str, Any]]:
-    return [json.loads(store.get(key) or b"") for key in store.list(f"runs/{run_id}/journal")]
+    """All events in order, each with the number, epoch and time of its entry."""
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"runs/{run_id}/journal")]
+    return [{**entry, **event} for entry in entries for event in entry.pop("events")]
 
 
 def of_kind(records: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -43,7 +43,7 @@ def entries(*events: Event) -> list[Entry]:
     out = []
     for seq, event in enumerate(events):
         epoch += isinstance(event, Claimed)
-        out.append(Entry(seq=seq, epoch=epoch, time=100.0 + seq, event=event))
+        out.append(Entry(seq=seq, epoch=epoch, time=100.0 + seq, events=(event,)))
     return out
 
 
@@ -155,7 +155,7 @@ def test_what_no_correct_driver_writes_is_reported_with_its_file(events: list[Ev
 
 def test_a_writer_of_an_older_epoch_is_reported() -> None:
     log = entries(claimed(), claimed())
-    late = Entry(seq=2, epoch=1, time=103.0, event=StepStarted(step="a", attempt=1))
+    late = Entry(seq=2, epoch=1, time=103.0, events=(StepStarted(step="a", attempt=1),))
     with pytest.raises(VerlWorkflowError, match="epoch 1 after epoch 2"):
         fold([*log, late], "r")
 
@@ -170,12 +170,17 @@ def test_a_writer_of_an_older_epoch_is_reported() -> None:
         {"time": None},
         {"attempt": True},
         {"step": 3},
+        {"events": []},
+        {"events": None},
+        {"events": ["claimed"]},
     ],
 )
 def test_an_entry_that_is_not_as_written_is_reported_with_its_file(change: dict[str, object]) -> None:
     good = json.loads(entries(claimed(), StepStarted(step="a", attempt=1))[1].to_bytes())
+    name = next(iter(change))
+    (good if name in good else good["events"][0]).update(change)
     with pytest.raises(VerlWorkflowError) as caught:
-        Entry.from_bytes(json.dumps({**good, **change}).encode(), "runs/r/journal/1", 1)
+        Entry.from_bytes(json.dumps(good).encode(), "runs/r/journal/1", 1)
     assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
     assert "runs/r/journal/1" in str(caught.value)
     assert "Restore" in caught.value.remedy
@@ -190,5 +195,6 @@ def test_bytes_that_are_no_entry_are_reported(data: bytes) -> None:
 
 def test_fields_of_later_versions_are_passed_over() -> None:
     entry = entries(claimed())[0]
-    data = json.dumps({**json.loads(entry.to_bytes()), "new": 1}).encode()
+    found = json.loads(entry.to_bytes())
+    data = json.dumps({**found, "new": 1, "events": [{**event, "new": 1} for event in found["events"]]}).encode()
     assert Entry.from_bytes(data, "key", 0) == entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,8 +17,9 @@ from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.paths import absolute
 from verl_workflow.spec import DataStage, Document, Pipeline, VerlStage
 from verl_workflow.storage import Store, absolute_uri
-from verl_workflow.workflow import check_run_id, damaged
+from verl_workflow.workflow import damaged
 
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Versions that change what a stage yields; recorded in each run and part of each stage's key.
 _TOOLS = ("verl-workflow", "verl", "torch", "transformers", "ray")
 FORMAT = 1
@@ -100,7 +102,7 @@ def define(
     """
     pipeline = document.pipeline
     if run_id is not None:
-        check_run_id(run_id)
+        _check_run_id(run_id)
     uri = Store(storage or pipeline.storage.uri).uri
     errors = check_training(document) + check_data(document)
     artifacts = artifacts_root(uri, None if storage else pipeline.storage.artifacts)
@@ -199,3 +201,14 @@ def check_data(document: Document) -> list[UserError]:
 
 def _place(document: Document, stage: str, field: tuple[str, ...]) -> str:
     return document.where(("stages", stage, *field))
+
+
+def _check_run_id(run_id: str) -> None:
+    # Stricter than a run's id has to be: it names folders and models that people type.
+    if _RUN_ID.fullmatch(run_id) is None or ".." in run_id:
+        raise UserError(
+            ErrorCode.RUN_ID_INVALID,
+            "this cannot be the id of a run",
+            value=run_id,
+            remedy="Use 1 to 100 letters, digits, '.', '-' and '_', beginning with a letter or digit, without '..'.",
+        )

@@ -5,13 +5,40 @@ worker or driver died before is. Nothing here knows what the steps do, and readi
 """
 
 from verl_workflow.workflow._actor import DriverHandle, driver_failure, start_driver, still_drives
+from verl_workflow.workflow._api import (
+    cancel,
+    continuation,
+    delete,
+    get_metadata,
+    get_output,
+    get_output_async,
+    get_status,
+    init,
+    list_all,
+    resume,
+    resume_all,
+    resume_async,
+    run,
+    run_async,
+)
+from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._earlier import EarlierResult, read_earlier
+from verl_workflow.workflow._events import EventListener, TimerListener, sleep, wait_for_event
+from verl_workflow.workflow._exceptions import (
+    WorkflowCancellationError,
+    WorkflowError,
+    WorkflowExecutionError,
+    WorkflowNotFoundError,
+    WorkflowNotResumableError,
+    WorkflowStillActiveError,
+)
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
+from verl_workflow.workflow._node import current
+from verl_workflow.workflow._options import options
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan, RetryPolicy, Step, StepContext
-from verl_workflow.workflow._records import damaged
 from verl_workflow.workflow._state import (
     RunState,
     StepState,
@@ -21,14 +48,31 @@ from verl_workflow.workflow._state import (
     read_run,
     request_cancel,
 )
+from verl_workflow.workflow._status import WorkflowStatus
+
+RUNNING = WorkflowStatus.RUNNING
+PENDING = WorkflowStatus.PENDING
+FAILED = WorkflowStatus.FAILED
+RESUMABLE = WorkflowStatus.RESUMABLE
+CANCELED = WorkflowStatus.CANCELED
+SUCCESSFUL = WorkflowStatus.SUCCESSFUL
+DAMAGED = WorkflowStatus.DAMAGED
 
 __all__ = [
+    "CANCELED",
+    "DAMAGED",
+    "FAILED",
     "FINAL_STATES",
+    "PENDING",
+    "RESUMABLE",
+    "RUNNING",
+    "SUCCESSFUL",
     "TERMINAL_STATES",
     "Attempt",
     "Driver",
     "DriverHandle",
     "EarlierResult",
+    "EventListener",
     "InlineLauncher",
     "Launcher",
     "Plan",
@@ -40,15 +84,41 @@ __all__ = [
     "StepContext",
     "StepState",
     "StepStatus",
+    "TimerListener",
+    "WorkflowCancellationError",
+    "WorkflowError",
+    "WorkflowExecutionError",
+    "WorkflowNotFoundError",
+    "WorkflowNotResumableError",
+    "WorkflowStatus",
+    "WorkflowStillActiveError",
+    "cancel",
     "check_run_id",
+    "continuation",
     "create_run",
+    "current",
     "damaged",
+    "delete",
     "driver_failure",
+    "get_metadata",
+    "get_output",
+    "get_output_async",
+    "get_status",
+    "init",
+    "list_all",
     "list_runs",
+    "options",
     "read_earlier",
     "read_run",
     "request_cancel",
+    "resume",
+    "resume_all",
+    "resume_async",
+    "run",
+    "run_async",
+    "sleep",
     "start_driver",
     "still_drives",
     "this_process",
+    "wait_for_event",
 ]

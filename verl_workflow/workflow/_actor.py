@@ -18,6 +18,7 @@ from verl_workflow.workflow._attempt import Raised
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._names import run_folder
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan
 from verl_workflow.workflow._state import read_definition, read_run
@@ -252,7 +253,7 @@ def _error_from(facts: dict[str, Any]) -> VerlWorkflowError:
 
 
 def _word_key(run_id: str, token: str) -> str:
-    return f"runs/{run_id}/drivers/{token}.json"
+    return f"{run_folder(run_id)}/drivers/{token}.json"
 
 
 def _first_line(error: Exception) -> str:

@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import dataclasses
 import json
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._pickling import dumps, loads
 from verl_workflow.workflow._plan import StepContext
-from verl_workflow.workflow._state import progress_key
+from verl_workflow.workflow._progress import progress_key, read_progress
+from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
 _REPORT_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What travels to where a step runs."""
+    """What travels to where a step runs.
+
+    Attributes:
+        inputs: by step; a number stands for one of the held values that are handed over beside the call.
+        value_key: where the value goes when it is too large for the journal, without an ending.
+        clocked: the attempt says when it begins, for its time runs from then.
+    """
 
     call: Callable[[StepContext], Any]
-    store_uri: str
+    store: Store
     run_id: str
     step: str
     attempt: int
     epoch: int
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, Value | int]
+    value_key: str
+    codec: Codec = Codec.JSON
+    kept: bool = True
+    clocked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Returned:
-    """The step's value as JSON."""
+    """The step's value. `held`: the bytes of one that is not kept, or Ray's reference to them; None: in `value`."""
 
-    data: bytes
+    value: Value
+    held: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """The step has returned other steps, which lie under `graph_key`; `names` are what they wish to be called."""
+
+    graph_key: str
+    sha256: str
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,54 +72,112 @@ class Raised:
         error: what was raised, if it is one of this package's errors; else None, as its class may not be known where it
             is read. kind, message: its type's name and text.
         traceback: as text, empty when the step's own code did not raise.
+        pickle: the exception itself, when the step may return any object.
+        crash: the process was lost. lost_inputs: values that were not kept are gone, and have to be computed again.
+        final: the step itself says that trying again is of no use.
     """
 
     error: VerlWorkflowError | None
     kind: str
     message: str
     traceback: str = ""
+    pickle: bytes | None = None
+    crash: bool = False
+    lost_inputs: bool = False
+    final: bool = False
 
     @classmethod
-    def of(cls, error: BaseException, *, text: str = "") -> Raised:
+    def of(cls, error: BaseException, *, text: str = "", **more: Any) -> Raised:
         ours = error if isinstance(error, VerlWorkflowError) else None
-        return cls(error=ours, kind=type(error).__name__, message=_message(error), traceback=text)
+        return cls(error=ours, kind=type(error).__name__, message=_message(error), traceback=text, **more)
 
     @property
     def retryable(self) -> bool:
         """Whether another attempt may succeed: always, unless the error says that it cannot."""
-        if isinstance(self.error, UserError):
+        if self.final or isinstance(self.error, UserError):
             return False
         return self.error is None or self.error.retryable
 
     def to_json(self, step: str) -> dict[str, Any]:
-        """As `VerlWorkflowError.to_json`, with ``step``, and ``traceback`` when there is one."""
+        """As `VerlWorkflowError.to_json`, with ``step``, and ``traceback`` and ``pickle`` (base64) if there are any."""
         error = self.error or VerlWorkflowError(
             ErrorCode.STEP_FAILED, f"{self.kind}: {self.message}", where=step, retryable=True
         )
         facts = {**error.to_json(), "step": step}
-        return {**facts, "traceback": self.traceback} if self.traceback else facts
+        if self.traceback:
+            facts["traceback"] = self.traceback
+        if self.pickle is not None:
+            facts["pickle"] = base64.b64encode(self.pickle).decode()
+        return facts
 
 
-Outcome = Returned | Raised
+Outcome = Returned | Continued | Raised
 
 
-def execute(call: Call) -> Outcome:
+def execute(call: Call, *held: bytes) -> Outcome:
     """Run the step's function here and now; nothing it raises gets out, an exit or an interrupt included."""
     report = _Report(call)
-    context = StepContext(
+    try:
+        if call.clocked:
+            report({})
+        return _outcome(call, call.call(_context(call, held, report)))
+    except BaseException as error:  # noqa: BLE001 - it is handed on as the outcome
+        return _raised(error, call)
+    finally:
+        report.close()
+
+
+def execute_apart(call: Call, *held: bytes) -> tuple[Outcome, bytes | None]:
+    """As `execute`; the bytes of a value that is not kept come second, so as not to pass through the driver."""
+    outcome = execute(call, *held)
+    if not isinstance(outcome, Returned) or outcome.value.inline is None:
+        return outcome, None
+    data = outcome.value.inline
+    return Returned(value=dataclasses.replace(outcome.value, inline=None)), data
+
+
+async def execute_hosted(call: Call, *held: bytes) -> Outcome:
+    """As `execute`, for a step whose function gives an awaitable."""
+    report = _Report(call)
+    try:
+        return _outcome(call, await call.call(_context(call, held, report)))
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is handed on as the outcome
+        return _raised(error, call)
+    finally:
+        report.close()
+
+
+def _context(call: Call, held: Sequence[bytes], report: _Report) -> StepContext:
+    inputs = {
+        name: loads(held[value], call.store) if isinstance(value, int) else value.load(call.store, name)
+        for name, value in call.inputs.items()
+    }
+    return StepContext(
         run_id=call.run_id,
         step=call.step,
         attempt=call.attempt,
         epoch=call.epoch,
-        inputs=call.inputs,
+        inputs=inputs,
         report=report,
+        earlier=report.earlier,
     )
-    try:
-        return Returned(data=_encoded(call.call(context), call.step))
-    except BaseException as error:  # noqa: BLE001 - it is handed on as the outcome
-        return _raised(error)
-    finally:
-        report.close()
+
+
+def _outcome(call: Call, result: Any) -> Outcome:
+    if isinstance(result, Continued):
+        return result
+    if call.codec is Codec.JSON:
+        return Returned(value=Value.of(_encoded(result, call.step), Codec.JSON))
+    data = dumps(result, call.store, f"{run_folder(call.run_id)}/objects")
+    value = Value.of(data, Codec.PICKLE)
+    if call.kept and len(data) > INLINE_LIMIT:
+        # Before the driver knows of it, so that no more than its name has to pass through there.
+        key = f"{call.value_key}.pkl"
+        call.store.put(key, data)
+        value = dataclasses.replace(value, inline=None, key=key)
+    return Returned(value=value)
 
 
 def _encoded(value: Any, step: str) -> bytes:
@@ -109,12 +193,30 @@ def _encoded(value: Any, step: str) -> bytes:
         ) from error
 
 
-def _raised(error: BaseException) -> Raised:
+def _raised(error: BaseException, call: Call) -> Raised:
+    judge = getattr(call.call, "may_retry", None)
+    final = judge is not None and not isinstance(error, VerlWorkflowError) and not judge(error)
+    pickled = _pickled(error) if call.codec is Codec.PICKLE else None
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
         text = "".join(traceback.format_tb(error.__traceback__))
-    return Raised.of(_plain(error), text=text)
+    return Raised.of(_plain(error), text=text, pickle=pickled, final=final)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """The exception; one that does not survive pickling is stood in for by its type's name and text."""
+    from ray import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        cloudpickle.loads(data)
+    except Exception:  # noqa: BLE001 - both call the user's own methods
+        stand_in = VerlWorkflowError(
+            ErrorCode.STEP_FAILED, f"{type(error).__name__}: {_message(error)}", retryable=True
+        )
+        data = cloudpickle.dumps(stand_in)
+    return data
 
 
 def _plain(error: BaseException) -> BaseException:
@@ -152,7 +254,22 @@ class _Report:
         self._pending: dict[str, Any] | None = None
         self._written_at = float("-inf")
         self._timer: threading.Timer | None = None
-        self._store: Store | None = None
+        self._store: Store = call.store
+        self._before: Mapping[str, Any] | None = None
+        self._looked = False
+
+    def earlier(self) -> Mapping[str, Any] | None:
+        """What the last report before this attempt's said."""
+        with self._lock:
+            self._look()
+            return self._before
+
+    def _look(self) -> None:
+        if self._looked:
+            return
+        self._looked = True
+        found = read_progress(self._store, self._call.run_id, self._call.step)
+        self._before = found.facts if found is not None and found.attempt < self._call.attempt else None
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
@@ -178,13 +295,16 @@ class _Report:
     def _write(self) -> None:
         if self._pending is None:
             return
+        self._look()
         facts, self._pending = self._pending, None
         self._written_at = time.monotonic()
         call = self._call
         stored = {"attempt": call.attempt, "epoch": call.epoch, "time": time.time(), "facts": facts}
+        if not facts and self._before:
+            # A mere sign of life does not make the details of an earlier attempt forgotten.
+            stored["before"] = self._before
         try:
-            self._store = self._store or Store(call.store_uri)
             self._store.put(progress_key(call.run_id, call.step), json.dumps(stored, default=str).encode())
         except VerlWorkflowError:
             # Progress is for the eye; a storage in trouble is met by the driver, which does say so.
-            self._store = None
+            return

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import logging
-import re
+import queue
 import time
-from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned
-from verl_workflow.workflow._earlier import EarlierResult, keep_result, read_earlier
-from verl_workflow.workflow._fold import FINAL_STATES, Folded, RunStatus, fold
-from verl_workflow.workflow._heartbeat import (
-    INTERVAL_S,
-    LEASE_S,
-    Heartbeat,
-    known_gone,
-    read_heartbeat,
-    seen_unchanged,
-)
+from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
+from verl_workflow.workflow._earlier import EarlierResult, cache_key_of, keep_result, read_earlier
+from verl_workflow.workflow._fold import Folded
+from verl_workflow.workflow._graph import Graph, Names
+from verl_workflow.workflow._heartbeat import INTERVAL_S, LEASE_S, Heartbeat
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._launch import Launcher
+from verl_workflow.workflow._names import path_part, run_folder
+from verl_workflow.workflow._node import steps_of
 from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._ownership import take_over
 from verl_workflow.workflow._plan import Plan, Step
 from verl_workflow.workflow._records import (
-    Claimed,
     Event,
     RunCancelled,
     RunFailed,
     RunSucceeded,
+    StepContinued,
     StepFailed,
+    StepsReset,
     StepStarted,
     StepSucceeded,
+    event_from_json,
 )
-from verl_workflow.workflow._state import RunState, load_value, read_definition, read_run
+from verl_workflow.workflow._schedule import Schedule
+from verl_workflow.workflow._state import RunState, read_definition, read_graph, read_run
+from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
+from verl_workflow.workflow._watch import Deadlines
 
-_CACHE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _log = logging.getLogger(__name__)
 
 
@@ -49,9 +49,11 @@ _log = logging.getLogger(__name__)
 class _Running:
     step: Step
     attempt: int
-    deadline: float | None
     cache_key: str | None
-    timed_out: bool = False
+    # Why it was stopped by this driver, None while it is wanted.
+    stopped: VerlWorkflowError | None = None
+    # Whether its failure means nothing any more.
+    dropped: bool = False
 
 
 class Driver:
@@ -61,8 +63,9 @@ class Driver:
     once before. A driver that has lost the run commits nothing any more.
 
     Args:
-        plan: the same for each driver of a run.
+        plan: the same for each driver of a run; a graph's last step is what is wanted of it, a `Plan`'s are all.
         owner: who this is, by default the calling process; see `this_process`.
+        reset: steps to execute again although they are committed.
         force: take the run even from an owner that shows signs of life; that one is fenced and stops.
         lease_s: how long an owner's heartbeat must be seen unchanged before it is given up.
         heartbeat_s: between signs of life. poll_s: between looks for requests to cancel and for other drivers.
@@ -72,10 +75,11 @@ class Driver:
         self,
         store: Store,
         run_id: str,
-        plan: Plan,
+        plan: Plan | Graph,
         launcher: Launcher,
         owner: Mapping[str, Any] | None = None,
         *,
+        reset: Iterable[str] = (),
         force: bool = False,
         lease_s: float = LEASE_S,
         heartbeat_s: float = INTERVAL_S,
@@ -83,23 +87,36 @@ class Driver:
     ) -> None:
         self._store = store
         self._run_id = run_id
-        self._steps = {step.name: step for step in plan.in_order()}
+        self._folder = run_folder(run_id)
+        self._schedule = Schedule(self._load_continuation)
+        if isinstance(plan, Plan):
+            steps = plan.in_order()
+            self._targets = [step.name for step in steps]
+        else:
+            steps = steps_of(plan, Names().give(node.name for node in plan.nodes), store)
+            self._targets = [steps[-1].name]
+        self._names = [step.name for step in steps]
+        self._schedule.add(steps)
         self._launcher = launcher
         self._owner = dict(owner) if owner is not None else this_process()
+        self._reset = list(reset)
         self._force = force
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._poll_s = poll_s
         self._journal = Journal(store, run_id)
-        self._values: dict[str, Any] = {}
-        self._committed: dict[str, StepSucceeded] = {}
-        self._failures: dict[str, int] = {}
-        self._last_attempt: dict[str, int] = {}
-        self._missing: dict[str, set[str]] = {}
-        self._followers: dict[str, list[str]] = {}
+        # Values that no record holds, as they were returned.
+        self._held: dict[str, tuple[Value, Any]] = {}
         # Steps whose inputs are there, with the monotonic time before which they must not start.
         self._ready: dict[str, float] = {}
         self._running: dict[Future[Outcome], _Running] = {}
+        self._ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
+        self._deadlines = Deadlines(store, run_id)
+        # What is to be written with the next entry, and launched after it.
+        self._events: list[Event] = []
+        self._unwritten: dict[str, StepSucceeded] = {}
+        self._launches: list[tuple[Step, Call, tuple[Any, ...], str | None]] = []
+        self._given = Names()
         self._error: dict[str, Any] | None = None
 
     def run(self) -> RunState:
@@ -114,79 +131,51 @@ class Driver:
             FencedError: another driver has taken the run; the running steps were stopped.
             VerlWorkflowError: JOURNAL_DAMAGED; STORAGE when the storage fails. The run can be resumed.
         """
-        read_definition(self._store, self._run_id)
-        folded = self._claim()
+        definition = read_definition(self._store, self._run_id)
+        take_over(
+            self._journal,
+            self._store,
+            self._run_id,
+            owner=self._owner,
+            steps=self._names,
+            force=self._force,
+            lease_s=self._lease_s,
+        )
         beat = Heartbeat(
             self._store, self._run_id, epoch=self._journal.epoch, owner=self._owner, interval_s=self._heartbeat_s
         )
         with beat:
-            self._replay(folded)
             try:
-                self._journal.append(self._drive(cancelled=folded.cancel_requested))
+                self._replay(self._journal.state, definition.get("seed", []))
+                self._drive(cancelled=self._journal.state.cancel_requested)
             finally:
                 for future in self._running:
                     self._launcher.cancel(future)
         return read_run(self._store, self._run_id)
 
-    def _claim(self) -> Folded:
-        """Become the owner; what the journal says then is returned."""
-        self._journal.read()
-        while True:
-            before = fold(self._journal.entries, self._run_id)
-            self._refuse_ended(before)
-            if before.owner is not None and before.status is RunStatus.RUNNING and not self._force:
-                self._await_gone(before, before.owner)
-            if self._journal.claim(Claimed(owner=self._owner, steps=list(self._steps))):
-                return fold(self._journal.entries, self._run_id)
-            self._journal.read()
-            now = fold(self._journal.entries, self._run_id)
-            self._refuse_ended(now)
-            if now.epoch != before.epoch or not self._force:
-                raise self._owned(now.owner or {})
-
-    def _refuse_ended(self, state: Folded) -> None:
-        if state.status in FINAL_STATES:
-            raise UserError(
-                ErrorCode.RUN_TERMINAL,
-                f"the run has ended already: {state.status.value}",
-                where=self._run_id,
-                remedy="Start a new run.",
-            )
-
-    def _await_gone(self, state: Folded, owner: Mapping[str, Any]) -> None:
-        if known_gone(read_heartbeat(self._store, self._run_id), owner, state.epoch):
-            return
-        if not seen_unchanged(self._store, self._run_id, self._lease_s):
-            raise self._owned(owner)
-
-    def _owned(self, owner: Mapping[str, Any]) -> UserError:
-        return UserError(
-            ErrorCode.RUN_OWNED,
-            f"another driver runs it: process {owner.get('pid')} on {owner.get('host')}",
-            where=self._run_id,
-            remedy="Wait for it to end, or take the run from it with --force.",
-        )
-
-    def _replay(self, folded: Folded) -> None:
+    def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
+        # All of them in one entry, so that either it was written or nothing but claims was.
+        if not any(step.attempts or step.committed or step.continued for step in folded.steps.values()):
+            self._events.extend(event_from_json(event, f"{self._folder}/definition.json") for event in seed)
+        if self._reset:
+            self._events.append(StepsReset(steps=self._reset))
+        self._flush()
+        self._given = Names(folded.steps)
+        for name, known in folded.steps.items():
+            if known.continued is not None and known.committed is None:
+                self._schedule.continues(name, known.continued.steps)
+            if known.settled and known.committed is not None:
+                self._schedule.has(name)
         now, clock = time.time(), time.monotonic()
-        for name, step in self._steps.items():
-            known = folded.step(name)
-            self._failures[name] = known.failures
-            self._last_attempt[name] = known.attempts[-1].number if known.attempts else 0
-            self._followers[name] = []
-            if known.committed is not None:
-                self._committed[name] = known.committed
-                continue
-            self._missing[name] = {before for before in step.after if before not in self._committed}
-            for before in self._missing[name]:
-                self._followers[before].append(name)
-            if not self._missing[name]:
-                # Never longer than the pause itself: the clock that wrote it may be ahead.
-                pause = min((known.retry_at or now) - now, step.retry.pause_s(max(known.failures, 1)))
-                self._ready[name] = clock + max(pause, 0.0)
+        for name in self._schedule.want(self._targets):
+            known, step = folded.step(name), self._schedule.step(name)
+            # Never longer than the pause itself: the clock that wrote it may be ahead.
+            failures = max(known.failures + known.crashes, 1)
+            pause = min((known.retry_at or now) - now, step.retry.pause_s(failures))
+            self._ready[name] = clock + max(pause, 0.0)
 
-    def _drive(self, *, cancelled: bool) -> Event:
-        """Start, await and settle attempts; returns how the run ends."""
+    def _drive(self, *, cancelled: bool) -> None:
+        """Start, await and settle attempts, until the run's end is written."""
         next_poll = 0.0
         cancelling = False
         while True:
@@ -198,66 +187,108 @@ class Driver:
                 for future in list(self._running):
                     self._launcher.cancel(future)
             if not cancelling and self._error is None:
-                self._start_due()
-            if len(self._committed) == len(self._steps):
-                return RunSucceeded()
-            if not self._running:
-                if cancelling:
-                    return RunCancelled()
-                if self._error is not None:
-                    return RunFailed(error=self._error)
+                self._begin_due()
+            end = self._end(cancelling)
+            if end is not None:
+                self._events.append(end)
+            self._flush()
+            if end is not None:
+                return
+            if self._journal.cancel_requested and not cancelling:
+                # Met while these were written: they are not to begin.
+                self._launches.clear()
+                continue
+            self._launch()
             self._await(next_poll)
-            for future in [future for future in self._running if future.done()]:
-                self._settle(self._running.pop(future), future.result(), cancelling)
+            self._settle_ended(cancelling)
             self._stop_late()
 
+    def _end(self, cancelling: bool) -> Event | None:
+        if self._running or self._launches:
+            return None
+        if self._schedule.unfinished == 0 and self._error is None:
+            return RunSucceeded()
+        if cancelling:
+            return RunCancelled()
+        return None if self._error is None else RunFailed(error=self._error)
+
     def _await(self, next_poll: float) -> None:
-        times = [next_poll, *(running.deadline for running in self._running.values() if running.deadline is not None)]
+        times = [next_poll, *self._deadlines.times()]
         if self._error is None:
             times.extend(self._ready.values())
         pause = max(min(times) - time.monotonic(), 0.0)
-        if self._running:
-            wait(self._running, timeout=pause, return_when=FIRST_COMPLETED)
-        else:
-            time.sleep(pause)
+        try:
+            self._ended.put(self._ended.get(timeout=pause))
+        except queue.Empty:
+            return
 
-    def _start_due(self) -> None:
+    def _settle_ended(self, cancelling: bool) -> None:
+        while not self._ended.empty():
+            future = self._ended.get()
+            ended = self._running.pop(future, None)
+            if ended is not None:
+                self._deadlines.forget(future)
+                self._settle(ended, future.result(), cancelling)
+
+    def _begin_due(self) -> None:
         # A step that is taken from an earlier run makes others ready at once.
         while self._error is None and (due := [name for name, at in self._ready.items() if at <= time.monotonic()]):
             for name in due:
                 del self._ready[name]
-                self._begin(self._steps[name])
+                self._begin(self._schedule.step(name))
                 if self._error is not None:
                     return
 
     def _begin(self, step: Step) -> None:
-        inputs = {name: self._value(name) for name in step.after}
         try:
-            cache_key = _cache_key(step, inputs)
+            cache_key = cache_key_of(step, self._inputs(step)) if step.key is not None else None
         except Exception as error:  # noqa: BLE001 - it ends the step, with its cause in the journal
             self._fail(step, self._number(step), Raised.of(error), will_retry=False)
             return
         if cache_key is not None and self._take_earlier(step, cache_key):
             return
         attempt = self._number(step)
+        inputs: dict[str, Value | int] = {}
+        held: list[Any] = []
+        for name in step.after:
+            source = self._schedule.source(name)
+            if source in self._held:
+                inputs[name] = len(held)
+                held.append(self._held[source][1])
+            else:
+                inputs[name] = self._value(source)
         call = Call(
             call=step.call,
-            store_uri=self._store.uri,
+            store=self._store,
             run_id=self._run_id,
             step=step.name,
             attempt=attempt,
             epoch=self._journal.epoch,
             inputs=inputs,
+            value_key=self._value_key(step, attempt),
+            codec=step.codec,
+            kept=self._kept(step),
+            clocked=step.start_to_close_s is not None or step.heartbeat_s is not None,
         )
-        future = self._launcher.start(step, call)
-        deadline = time.monotonic() + step.timeout_s if step.timeout_s is not None else None
-        self._running[future] = _Running(step=step, attempt=attempt, deadline=deadline, cache_key=cache_key)
+        self._launches.append((step, call, tuple(held), cache_key))
+
+    def _kept(self, step: Step) -> bool:
+        """What the whole run is for is always written down."""
+        return step.kept or any(self._schedule.source(target) == step.name for target in self._targets)
+
+    def _launch(self) -> None:
+        for step, call, held, cache_key in self._launches:
+            future = self._launcher.start(step, call, held)
+            self._running[future] = _Running(step=step, attempt=call.attempt, cache_key=cache_key)
+            self._deadlines.watch(future, step, call.attempt)
+            future.add_done_callback(self._ended.put)
+        self._launches.clear()
 
     def _number(self, step: Step) -> int:
         """Open a new attempt in the journal."""
-        attempt = self._last_attempt[step.name] + 1
-        self._journal.append(StepStarted(step=step.name, attempt=attempt))
-        self._last_attempt[step.name] = attempt
+        attempts = self._journal.state.step(step.name).attempts
+        attempt = (attempts[-1].number if attempts else 0) + 1
+        self._events.append(StepStarted(step=step.name, attempt=attempt))
         return attempt
 
     def _take_earlier(self, step: Step, cache_key: str) -> bool:
@@ -270,93 +301,147 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the step can still run
             _log.info("step %s runs: the earlier result %s cannot be used: %s", step.name, cache_key, error)
             return False
-        data = json.dumps(earlier.value, allow_nan=False).encode()
-        self._commit(step, 0, data, reused_from=earlier.run_id)
+        self._commit(step, 0, earlier.to_value(), reused_from=earlier.run_id)
         return True
 
     def _settle(self, ended: _Running, outcome: Outcome, cancelling: bool) -> None:
         step = ended.step
+        if ended.stopped is not None and not isinstance(outcome, Returned | Continued):
+            outcome = Raised.of(ended.stopped)
         if isinstance(outcome, Returned):
             if ended.cache_key is not None:
                 # Before the commit: should this driver die in between, the next one finds the result here.
-                keep_result(
-                    self._store, ended.cache_key, EarlierResult(run_id=self._run_id, value=json.loads(outcome.data))
-                )
-            self._commit(step, ended.attempt, outcome.data)
-            return
-        if cancelling:
+                value = outcome.value.load(self._store, step.name)
+                keep_result(self._store, ended.cache_key, EarlierResult(run_id=self._run_id, value=value))
+            self._commit(step, ended.attempt, outcome.value, held=outcome.held)
+        elif isinstance(outcome, Continued):
+            self._continue(step, ended.attempt, outcome)
+        elif cancelling:
             # Ended by us; the run's own record says so.
             return
-        if ended.timed_out:
-            outcome = Raised.of(_timeout(step))
-        failures = self._failures[step.name] + 1
-        again = outcome.retryable and failures < step.retry.attempts and self._error is None
-        self._fail(step, ended.attempt, outcome, will_retry=again)
+        elif ended.dropped:
+            self._fail(step, ended.attempt, outcome, will_retry=False, fatal=False)
+        elif outcome.lost_inputs:
+            lost = [name for name in step.after if self._schedule.source(name) in self._held]
+            self._fail(step, ended.attempt, dataclasses.replace(outcome, crash=True), will_retry=True)
+            for name in lost:
+                self._held.pop(self._schedule.source(name), None)
+            self._ready.pop(step.name, None)
+            self._make_ready(self._schedule.lose(lost, step.name))
+        else:
+            known = self._journal.state.step(step.name)
+            failures, crashes = known.failures + (not outcome.crash), known.crashes + outcome.crash
+            again = outcome.retryable and step.retry.again(failures, crashes, crash=outcome.crash)
+            again = again and self._error is None
+            if not again and not outcome.crash and outcome.pickle is not None and self._caught(step, ended, outcome):
+                return
+            self._fail(step, ended.attempt, outcome, will_retry=again)
 
-    def _commit(self, step: Step, attempt: int, data: bytes, *, reused_from: str | None = None) -> None:
-        key = f"runs/{self._run_id}/values/{step.name}-{self._journal.epoch}-{attempt}.json"
-        self._store.put(key, data)
-        event = StepSucceeded(
-            step=step.name,
-            attempt=attempt,
-            value_key=key,
-            sha256=hashlib.sha256(data).hexdigest(),
-            reused_from=reused_from,
+    def _commit(
+        self, step: Step, attempt: int, value: Value, *, held: Any = None, reused_from: str | None = None
+    ) -> None:
+        kept = self._kept(step)
+        if not kept:
+            self._held[step.name] = value, held
+        elif value.inline is not None and (value.codec is Codec.JSON or len(value.inline) > INLINE_LIMIT):
+            key = f"{self._value_key(step, attempt)}.{'json' if value.codec is Codec.JSON else 'pkl'}"
+            self._store.put(key, value.inline)
+            value = dataclasses.replace(value, inline=None, key=key)
+        self._record(StepSucceeded.of(step.name, attempt, value, kept=kept, reused_from=reused_from))
+        self._advance(*self._schedule.finish(step.name))
+
+    def _continue(self, step: Step, attempt: int, outcome: Continued) -> None:
+        names = self._given.give(outcome.names)
+        self._events.append(
+            StepContinued(
+                step=step.name, attempt=attempt, graph_key=outcome.graph_key, sha256=outcome.sha256, steps=names
+            )
         )
-        self._journal.append(event)
-        self._committed[step.name] = event
-        self._values[step.name] = json.loads(data)
-        del self._missing[step.name]
-        for name in self._followers[step.name]:
-            self._missing[name].discard(step.name)
-            if not self._missing[name]:
-                self._ready[name] = 0.0
+        graph = read_graph(self._store, outcome.graph_key, outcome.sha256)
+        self._advance(*self._schedule.go_on(step.name, steps_of(graph, names, self._store)))
 
-    def _fail(self, step: Step, attempt: int, outcome: Raised, *, will_retry: bool) -> None:
-        self._failures[step.name] += 1
-        pause = step.retry.pause_s(self._failures[step.name]) if will_retry else 0.0
+    def _caught(self, step: Step, ended: _Running, outcome: Raised) -> bool:
+        """Make an error the value of the step, or of the nearest one that led to it, that catches errors."""
+        assert outcome.pickle is not None
+        value = Value.of(outcome.pickle, Codec.CAUGHT)
+        if step.catches:
+            self._commit(step, ended.attempt, value, held=outcome.pickle)
+            return True
+        for scope in self._schedule.scopes(step.name):
+            catcher = self._schedule.step(scope)
+            if not catcher.catches:
+                continue
+            self._fail(step, ended.attempt, outcome, will_retry=False, fatal=False)
+            stopped = VerlWorkflowError(ErrorCode.CANCELLED, f"step {step.name} beside it has failed", where=scope)
+            below = set(self._schedule.drop_below(scope))
+            for future, running in self._running.items():
+                if running.step.name in below:
+                    running.stopped, running.dropped = stopped, True
+                    self._launcher.cancel(future)
+            self._ready = {name: at for name, at in self._ready.items() if name not in below}
+            self._record(StepSucceeded.of(scope, 0, value))
+            self._advance(*self._schedule.settle(scope))
+            return True
+        return False
+
+    def _advance(self, ready: list[str], unused: list[str]) -> None:
+        self._make_ready(ready)
+        for name in unused:
+            self._held.pop(name, None)
+
+    def _make_ready(self, names: Iterable[str]) -> None:
+        self._ready.update(dict.fromkeys(names, 0.0))
+
+    def _fail(self, step: Step, attempt: int, outcome: Raised, *, will_retry: bool, fatal: bool = True) -> None:
+        known = self._journal.state.step(step.name)
+        pause = step.retry.pause_s(known.failures + known.crashes + 1) if will_retry else 0.0
         error = outcome.to_json(step.name)
-        self._journal.append(
-            StepFailed(step=step.name, attempt=attempt, error=error, will_retry=will_retry, retry_in_s=pause)
+        self._events.append(
+            StepFailed(
+                step=step.name,
+                attempt=attempt,
+                error=error,
+                will_retry=will_retry,
+                retry_in_s=pause,
+                crash=outcome.crash,
+            )
         )
         _log.warning("attempt %d of step %s failed: %s", attempt, step.name, error["message"])
         if will_retry:
             self._ready[step.name] = time.monotonic() + pause
-        elif self._error is None:
+        elif fatal and self._error is None:
             self._error = error
 
     def _stop_late(self) -> None:
-        for future, running in self._running.items():
-            if running.deadline is not None and time.monotonic() >= running.deadline:
-                running.timed_out, running.deadline = True, None
+        for future, error in self._deadlines.passed():
+            running = self._running.get(future)
+            if running is not None:
+                running.stopped = error
                 self._launcher.cancel(future)
 
-    def _value(self, name: str) -> Any:
-        if name not in self._values:
-            self._values[name] = load_value(self._store, self._committed[name])
-        return self._values[name]
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._journal.append(*events)
+            self._unwritten.clear()
 
+    def _record(self, event: StepSucceeded) -> None:
+        self._events.append(event)
+        self._unwritten[event.step] = event
 
-def _cache_key(step: Step, inputs: Mapping[str, Any]) -> str | None:
-    if step.key is None:
-        return None
-    key = step.key(inputs)
-    if _CACHE_KEY.fullmatch(key) is None or ".." in key:
-        raise UserError(
-            ErrorCode.SPEC_INVALID,
-            "this cannot name an earlier result",
-            where=f"{step.name}.key",
-            value=key,
-            remedy="Return letters, digits, '.', '-' and '_', 200 at most; a hexadecimal digest will do.",
-        )
-    return key
+    def _value_key(self, step: Step, attempt: int) -> str:
+        return f"{self._folder}/values/{path_part(step.name)}-{self._journal.epoch}-{attempt}"
 
+    def _inputs(self, step: Step) -> dict[str, Any]:
+        return {name: self._value(self._schedule.source(name)).load(self._store, name) for name in step.after}
 
-def _timeout(step: Step) -> VerlWorkflowError:
-    return VerlWorkflowError(
-        ErrorCode.STEP_TIMEOUT,
-        f"the attempt took longer than {step.timeout_s:g} s and was stopped",
-        where=step.name,
-        remedy="Raise the step's timeout, or find out what it waits for.",
-        retryable=True,
-    )
+    def _value(self, name: str) -> Value:
+        committed = self._unwritten.get(name) or self._journal.state.step(name).committed
+        assert committed is not None and committed.value is not None, f"step {name} has no value"
+        return committed.value
+
+    def _load_continuation(self, name: str) -> list[Step]:
+        continued = self._journal.state.step(name).continued
+        assert continued is not None
+        graph = read_graph(self._store, continued.graph_key, continued.sha256)
+        return steps_of(graph, continued.steps, self._store)

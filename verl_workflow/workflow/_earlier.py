@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
+from verl_workflow.workflow._plan import Step
+from verl_workflow.workflow._values import Codec, Value
+
+_CACHE_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +23,29 @@ class EarlierResult:
 
     run_id: str
     value: Any
+
+    def to_value(self) -> Value:
+        return Value.of(json.dumps(self.value, allow_nan=False).encode(), Codec.JSON)
+
+
+def cache_key_of(step: Step, inputs: Mapping[str, Any]) -> str:
+    """What the step's `key` calls its result.
+
+    Raises:
+        UserError(SPEC_INVALID): it cannot name one.
+        Exception: what `key` raises.
+    """
+    assert step.key is not None
+    key = step.key(inputs)
+    if _CACHE_KEY.fullmatch(key) is None or ".." in key:
+        raise UserError(
+            ErrorCode.SPEC_INVALID,
+            "this cannot name an earlier result",
+            where=f"{step.name}.key",
+            value=key,
+            remedy="Return letters, digits, '.', '-' and '_', 200 at most; a hexadecimal digest will do.",
+        )
+    return key
 
 
 def read_earlier(store: Store, key: str) -> EarlierResult | None:

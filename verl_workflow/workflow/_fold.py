@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._records import (
     CancelRequested,
     Claimed,
     Entry,
+    Event,
     RunCancelled,
     RunFailed,
     RunSucceeded,
+    StepContinued,
     StepFailed,
+    StepsReset,
     StepStarted,
     StepSucceeded,
-    damaged,
 )
 
 
@@ -39,10 +42,13 @@ class RunStatus(str, enum.Enum):
 
 
 class StepStatus(str, enum.Enum):
-    """Where a step stands. WAITING: for its inputs, for the pause before a retry, or for a driver."""
+    """Where a step stands. WAITING: for its inputs, for the pause before a retry, or for a driver. CONTINUED: it has
+    returned other steps, and the value of the last of them becomes its own.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    CONTINUED = "continued"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -76,13 +82,20 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class FoldedStep:
-    """A step as far as the journal goes. `failures` counts against the retry budget; lost drivers do not."""
+    """A step as far as the journal goes. `failures` and `crashes` count against the budgets; lost drivers do not."""
 
     status: StepStatus = StepStatus.WAITING
     attempts: list[Attempt] = field(default_factory=list)
     failures: int = 0
+    crashes: int = 0
     retry_at: float | None = None
     committed: StepSucceeded | None = None
+    continued: StepContinued | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it must not be executed any more. A value that was not kept does not settle it."""
+        return self.continued is not None or (self.committed is not None and self.committed.value_kept)
 
 
 @dataclass(kw_only=True)
@@ -100,27 +113,42 @@ class Folded:
     steps: dict[str, FoldedStep] = field(default_factory=dict)
 
     def step(self, name: str) -> FoldedStep:
-        return self.steps.setdefault(name, FoldedStep())
+        found = self.steps.get(name)
+        if found is None:
+            found = self.steps[name] = FoldedStep()
+        return found
+
+    def value_of(self, name: str) -> StepSucceeded | None:
+        """The commit that a step's value comes from: its own, or that of the last step it continued to."""
+        while (step := self.steps.get(name)) is not None:
+            if step.committed is not None or step.continued is None:
+                return step.committed
+            name = step.continued.steps[-1]
+        return None
+
+    def add(self, entry: Entry, key: str) -> None:
+        """Take in the next entry.
+
+        Raises:
+            VerlWorkflowError(JOURNAL_DAMAGED): names `key`; correct drivers could not have written it.
+        """
+        for event in entry.events:
+            broken = _broken_rule(self, entry, event)
+            if broken:
+                raise damaged(key, broken)
+            _apply(self, entry, event)
+        self.updated_at = entry.time
 
 
 def fold(entries: Iterable[Entry], run_id: str) -> Folded:
-    """Replay entries in order.
-
-    Raises:
-        VerlWorkflowError(JOURNAL_DAMAGED): they could not have been written by correct drivers.
-    """
+    """Replay entries in order. Raises as `Folded.add`."""
     state = Folded()
     for entry in entries:
-        broken = _broken_rule(state, entry)
-        if broken:
-            raise damaged(f"runs/{run_id}/journal/{entry.seq:012}.json", broken)
-        _apply(state, entry)
-        state.updated_at = entry.time
+        state.add(entry, f"runs/{run_id}/journal/{entry.seq:012}.json")
     return state
 
 
-def _broken_rule(state: Folded, entry: Entry) -> str | None:
-    event = entry.event
+def _broken_rule(state: Folded, entry: Entry, event: Event) -> str | None:
     ended = state.status in TERMINAL_STATES
     if isinstance(event, CancelRequested):
         return None
@@ -132,10 +160,13 @@ def _broken_rule(state: Folded, entry: Entry) -> str | None:
         return f"it was written under epoch {entry.epoch} after epoch {state.epoch} was claimed"
     if ended:
         return f"the run had {state.status.value} before"
-    if isinstance(event, StepStarted | StepFailed | StepSucceeded):
+    if isinstance(event, StepStarted | StepFailed | StepSucceeded | StepContinued):
         step = state.step(event.step)
-        if step.committed is not None:
+        if step.committed is not None and (step.committed.value_kept or not isinstance(event, StepStarted)):
             return f"step {event.step} was committed before"
+        # The error of a step that it continued to may become its value.
+        if step.continued is not None and not (isinstance(event, StepSucceeded) and event.attempt == 0):
+            return f"step {event.step} was continued before"
         last = step.attempts[-1] if step.attempts else None
         if isinstance(event, StepStarted):
             if last is not None and (last.status is StepStatus.RUNNING or event.attempt <= last.number):
@@ -147,22 +178,34 @@ def _broken_rule(state: Folded, entry: Entry) -> str | None:
     return None
 
 
-def _apply(state: Folded, entry: Entry) -> None:
-    event = entry.event
+def _apply(state: Folded, entry: Entry, event: Event) -> None:
     if isinstance(event, Claimed):
         _apply_claim(state, entry, event)
     elif isinstance(event, StepStarted):
         step = state.step(event.step)
-        step.status, step.retry_at = StepStatus.RUNNING, None
+        step.status, step.retry_at, step.committed = StepStatus.RUNNING, None, None
         step.attempts.append(Attempt(number=event.attempt, epoch=entry.epoch, started_at=entry.time))
     elif isinstance(event, StepSucceeded):
         step = state.step(event.step)
         step.status, step.committed, step.retry_at = StepStatus.SUCCEEDED, event, None
         _end_attempt(step, entry.time, StepStatus.SUCCEEDED)
+    elif isinstance(event, StepContinued):
+        step = state.step(event.step)
+        step.status, step.continued, step.retry_at = StepStatus.CONTINUED, event, None
+        _end_attempt(step, entry.time, StepStatus.SUCCEEDED)
+        for name in event.steps:
+            state.step(name)
+    elif isinstance(event, StepsReset):
+        for name in event.steps:
+            step = state.step(name)
+            step.status, step.committed, step.continued = StepStatus.WAITING, None, None
     elif isinstance(event, StepFailed):
         step = state.step(event.step)
         _end_attempt(step, entry.time, StepStatus.FAILED, event.error)
-        step.failures += 1
+        if event.crash:
+            step.crashes += 1
+        else:
+            step.failures += 1
         step.status = StepStatus.WAITING if event.will_retry else StepStatus.FAILED
         step.retry_at = entry.time + event.retry_in_s if event.will_retry else None
     elif isinstance(event, RunSucceeded):
@@ -174,7 +217,7 @@ def _apply(state: Folded, entry: Entry) -> None:
     elif isinstance(event, RunCancelled):
         state.status, state.ended_at = RunStatus.CANCELLED, entry.time
         for step in state.steps.values():
-            if step.committed is None:
+            if step.committed is None and step.continued is None:
                 step.status, step.retry_at = StepStatus.CANCELLED, None
                 _end_attempt(step, entry.time, StepStatus.CANCELLED)
 
@@ -185,12 +228,13 @@ def _apply_claim(state: Folded, entry: Entry, event: Claimed) -> None:
     state.claimed_at, state.ended_at, state.error = entry.time, None, None
     # A request that came when the run had failed was refused.
     state.cancel_requested = state.cancel_requested and not resumed
-    state.steps = {**{name: state.step(name) for name in event.steps}, **state.steps}
+    if event.steps and list(state.steps) != event.steps:
+        state.steps = {**{name: state.step(name) for name in event.steps}, **state.steps}
     for step in state.steps.values():
-        if step.committed is not None:
+        if step.committed is not None or step.continued is not None:
             continue
         if resumed:
-            step.failures, step.retry_at = 0, None
+            step.failures, step.crashes, step.retry_at = 0, 0, None
         _end_attempt(step, entry.time, StepStatus.FAILED)
         step.status = StepStatus.WAITING
 

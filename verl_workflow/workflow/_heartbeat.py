@@ -13,6 +13,7 @@ from typing import Any
 from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import is_number, parse_json
+from verl_workflow.workflow._names import run_folder
 from verl_workflow.workflow._owner import is_dead
 
 # A driver is given up when its heartbeat was seen unchanged for this long.
@@ -22,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def heartbeat_key(run_id: str) -> str:
-    return f"runs/{run_id}/heartbeat.json"
+    return f"{run_folder(run_id)}/heartbeat.json"
 
 
 def read_heartbeat(store: Store, run_id: str) -> dict[str, Any] | None:

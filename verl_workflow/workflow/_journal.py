@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Sequence
 
 from verl_workflow.errors import ErrorCode, FencedError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._records import CancelRequested, Claimed, Entry, Event, damaged
+from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._fold import Folded
+from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._records import CancelRequested, Claimed, Entry, Event
+from verl_workflow.workflow._snapshot import Snapshot, read_snapshot, write_snapshot
 
 _NAME = re.compile(r"([0-9]{12})\.json")
 # S3 may refuse a conditional write because another one is under way, and that one may fail.
 _CONFLICT_TRIES = 5
 _CONFLICT_PAUSE_S = 0.2
+# A resumed driver reads one snapshot and fewer entries than this.
+_SNAPSHOT_EVERY = 500
+# `gc` leaves the entries of a run alone that somebody has written to so lately.
+STALE_AFTER_S = 3600.0
 
 
 class Journal:
     """A run's journal as seen by one reader or writer.
 
     Attributes:
-        entries: all that have been read or written, in order.
+        state: what all that was read or written adds up to.
+        length: how many entries that is.
         epoch: what this writer writes under, 0 until it has claimed the run.
         cancel_requested: whether a request to cancel was met since then.
 
@@ -29,30 +39,32 @@ class Journal:
     def __init__(self, store: Store, run_id: str) -> None:
         self._store = store
         self._run_id = run_id
-        self._prefix = f"runs/{run_id}/journal"
+        self._folder = run_folder(run_id)
         self._broken = False
-        self.entries: list[Entry] = []
+        self._time = 0.0
+        self._snapshot_at = 0
+        self._looked_at = time.monotonic()
+        self.state = Folded()
+        self.length = 0
         self.epoch = 0
         self.cancel_requested = False
 
-    def read(self) -> list[Entry]:
-        """Read all entries.
+    def read(self) -> Folded:
+        """Take in all entries.
 
         Raises:
             VerlWorkflowError(JOURNAL_DAMAGED): an entry is missing or not as it was written; names the file.
         """
-        names = (key.rsplit("/", 1)[-1] for key in self._store.list(self._prefix))
-        numbers = [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
-        for seq in range(len(self.entries), max(numbers, default=-1) + 1):
-            entry = self._get(seq)
-            if entry is None:
-                raise damaged(self._key(seq), "it is missing, and later ones are there")
-            self.entries.append(entry)
-        return self.entries
+        if self.length == 0 and (snapshot := read_snapshot(self._store, f"{self._folder}/snapshots")) is not None:
+            self.state, self.length, self._time = snapshot.state, snapshot.next, snapshot.time
+            self._snapshot_at = snapshot.next
+        for entry in self._after(self.length):
+            self._take(entry)
+        return self.state
 
-    def newest_epoch(self) -> int:
-        """That of the last claim, 0 when nobody ever claimed the run."""
-        return next((entry.epoch for entry in reversed(self.entries) if isinstance(entry.event, Claimed)), 0)
+    def entries(self) -> Iterator[Entry]:
+        """All entries from the first one on, as they lie in the storage; for those who want the history."""
+        return self._after(0)
 
     def poll(self) -> None:
         """As the owner, take in what others have appended.
@@ -60,24 +72,25 @@ class Journal:
         Raises:
             FencedError: another driver has claimed the run.
         """
-        while (entry := self._get(len(self.entries))) is not None:
+        while (entry := self._get(self.length)) is not None:
             self._absorb(entry)
+        self._looked_at = time.monotonic()
 
     def claim(self, event: Claimed) -> bool:
         """Take the run under the next epoch; False when anything but a request to cancel came in between."""
         assert self.epoch == 0
-        epoch = self.newest_epoch() + 1
+        epoch = self.state.epoch + 1
         while True:
-            found = self._create(event, epoch)
+            found = self._create((event,), epoch)
             if found is None:
                 self.epoch = epoch
                 return True
-            if not isinstance(found.event, CancelRequested):
+            if any(not isinstance(each, CancelRequested) for each in found.events):
                 return False
-            self.entries.append(found)
+            self._take(found)
 
-    def append(self, event: Event) -> Entry:
-        """As the owner, write the next entry.
+    def append(self, *events: Event) -> None:
+        """As the owner, write the next entry: all of the events, or none.
 
         Raises:
             FencedError: another driver has claimed the run; nothing was written.
@@ -86,33 +99,51 @@ class Journal:
         """
         assert self.epoch > 0, "claim the run first"
         assert not self._broken, "an earlier append is in doubt"
-        while (found := self._create(event, self.epoch)) is not None:
+        while (found := self._create(events, self.epoch)) is not None:
             self._absorb(found)
-        return self.entries[-1]
+        if time.monotonic() - self._looked_at > STALE_AFTER_S / 2:
+            # After so long a sleep the run may have been ended, and what lay at this number been cleared away.
+            self._check_ownership()
+        if self.length - self._snapshot_at >= _SNAPSHOT_EVERY:
+            self.snapshot()
 
     def request(self, event: CancelRequested) -> None:
-        """As anybody, write one entry after all others; `entries` then holds those that came before it too."""
-        while (found := self._create(event, self.newest_epoch())) is not None:
-            self.entries.append(found)
+        """As anybody, write one entry after all others; `state` then knows those that came before it too."""
+        while (found := self._create((event,), self.state.epoch)) is not None:
+            self._take(found)
+
+    def snapshot(self) -> None:
+        """Keep what the journal adds up to."""
+        write_snapshot(
+            self._store,
+            f"{self._folder}/snapshots",
+            Snapshot(next=self.length, time=self._time, state=self.state),
+        )
+        self._snapshot_at = self.length
+
+    def _check_ownership(self) -> None:
+        other = Journal(self._store, self._run_id)
+        other.read()
+        self._looked_at = time.monotonic()
+        if other.state.epoch > self.epoch:
+            raise _fenced(other.state.epoch, self.epoch, self._run_id)
 
     def _absorb(self, entry: Entry) -> None:
         if entry.epoch > self.epoch:
-            raise FencedError(
-                ErrorCode.FENCED,
-                f"another driver has taken the run over (epoch {entry.epoch}, this one's is {self.epoch})",
-                where=self._run_id,
-                remedy="Follow the run with: status. Nothing was committed by this driver since.",
-            )
-        if not isinstance(entry.event, CancelRequested):
+            raise _fenced(entry.epoch, self.epoch, self._run_id)
+        if any(not isinstance(event, CancelRequested) for event in entry.events):
             raise damaged(self._key(entry.seq), f"two drivers have written under epoch {entry.epoch}")
         self.cancel_requested = True
-        self.entries.append(entry)
+        self._take(entry)
 
-    def _create(self, event: Event, epoch: int) -> Entry | None:
-        """Write `event` as the next entry; or, when that number is taken, return what is there."""
-        seq = len(self.entries)
-        now = max([time.time(), *(entry.time for entry in self.entries[-1:])])
-        entry = Entry(seq=seq, epoch=epoch, time=now, event=event)
+    def _take(self, entry: Entry) -> None:
+        self.state.add(entry, self._key(entry.seq))
+        self.length, self._time = entry.seq + 1, entry.time
+
+    def _create(self, events: Sequence[Event], epoch: int) -> Entry | None:
+        """Write `events` as the next entry; or, when that number is taken, return what is there."""
+        seq = self.length
+        entry = Entry(seq=seq, epoch=epoch, time=max(time.time(), self._time), events=tuple(events))
         data = entry.to_bytes()
         self._broken = True
         for _ in range(_CONFLICT_TRIES):
@@ -135,12 +166,31 @@ class Journal:
                 retryable=True,
             )
         self._broken = False
-        self.entries.append(entry)
+        self._take(entry)
         return None
+
+    def _after(self, first: int) -> Iterator[Entry]:
+        start = f"{self._folder}/journal/{first - 1:012}.json" if first > 0 else None
+        names = (key.rsplit("/", 1)[-1] for key in self._store.list(f"{self._folder}/journal", after=start))
+        numbers = [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
+        for seq in range(first, max(numbers, default=-1) + 1):
+            entry = self._get(seq)
+            if entry is None:
+                raise damaged(self._key(seq), "it is missing, and later ones are there")
+            yield entry
 
     def _get(self, seq: int) -> Entry | None:
         data = self._store.get(self._key(seq))
         return None if data is None else Entry.from_bytes(data, self._key(seq), seq)
 
     def _key(self, seq: int) -> str:
-        return f"{self._prefix}/{seq:012}.json"
+        return f"{self._folder}/journal/{seq:012}.json"
+
+
+def _fenced(theirs: int, mine: int, run_id: str) -> FencedError:
+    return FencedError(
+        ErrorCode.FENCED,
+        f"another driver has taken the run over (epoch {theirs}, this one's is {mine})",
+        where=run_id,
+        remedy="Follow the run with: status. Nothing was committed by this driver since.",
+    )

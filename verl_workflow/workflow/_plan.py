@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import heapq
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.workflow._values import Codec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LONGEST_PAUSE_S = 300.0
@@ -17,23 +19,46 @@ _LONGEST_PAUSE_S = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How often a step is tried before the run fails.
+    """How often a step is tried before the run fails. Attempts whose driver was lost never count.
 
     Attributes:
-        attempts: in all, at least 1. Attempts whose driver was lost do not count.
-        backoff_s: seconds before the second attempt; doubled for each further one, up to five minutes.
+        attempts: in all, at least 1; of those that end with an error.
+        crashes: how many more may be lost with their process or node; -1 for any number; None: they count as attempts.
+        backoff_s: seconds before the second attempt; multiplied by `factor` for each further one, up to `longest_s`.
+        on: classes of errors that are tried again; None: all but those that say that trying again is of no use.
+        never: classes that are not, even if `on` has them.
     """
 
     attempts: int = 3
+    crashes: int | None = None
     backoff_s: float = 2.0
+    factor: float = 2.0
+    longest_s: float = _LONGEST_PAUSE_S
+    on: tuple[type[BaseException], ...] | None = None
+    never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.attempts >= 1
+        assert self.crashes is None or self.crashes >= -1
         assert self.backoff_s >= 0
+        assert self.factor >= 1
 
     def pause_s(self, failures: int) -> float:
         """Seconds to wait after so many failures."""
-        return min(self.backoff_s * 2.0 ** min(failures - 1, 30), _LONGEST_PAUSE_S)
+        # A float holds no more than about a thousand doublings.
+        return min(self.backoff_s * self.factor ** min(failures - 1, 30), self.longest_s)
+
+    def again(self, failures: int, crashes: int, *, crash: bool) -> bool:
+        """Whether another attempt follows after so many failures and crashes, the last being a crash or not."""
+        if self.crashes is None:
+            return failures + crashes < self.attempts
+        if crash:
+            return self.crashes < 0 or crashes <= self.crashes
+        return failures < self.attempts
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether an error of this class is tried again."""
+        return not isinstance(error, self.never) and (self.on is None or isinstance(error, self.on))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +69,9 @@ class StepContext:
         attempt: 1, 2, ... over the whole run, takeovers included; never given twice.
         epoch: of the driver that started it: side effects outside the journal carry it, so that a late writer is told.
         inputs: values of the steps in `Step.after`, by name.
-        report: shows progress when called with small JSON facts; written at most once a second, best effort.
+        report: a sign of life, and progress for others to see, when called with small JSON facts; written at most once
+            a second, best effort.
+        earlier: gives what an earlier attempt reported last, None when there is nothing.
     """
 
     run_id: str
@@ -53,6 +80,23 @@ class StepContext:
     epoch: int
     inputs: Mapping[str, Any]
     report: Callable[[Mapping[str, Any]], None] = field(repr=False)
+    earlier: Callable[[], Mapping[str, Any] | None] = field(default=lambda: None, repr=False)
+
+    @property
+    def idempotency_token(self) -> str:
+        """The same for all attempts at this step of this run, and another one for any other step: 64 hexadecimal
+        digits to hand to services that do a thing once for a token.
+        """
+        return hashlib.sha256(f"{len(self.run_id)}:{self.run_id}:{self.step}".encode()).hexdigest()
+
+    @property
+    def last_heartbeat(self) -> Mapping[str, Any] | None:
+        """What an earlier attempt at this step reported last, for going on from there."""
+        return self.earlier()
+
+    def heartbeat(self, **details: Any) -> None:
+        """Show a sign of life, with small JSON details that the next attempt finds as `last_heartbeat`."""
+        self.report(details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +104,21 @@ class Step:
     """A named piece of work, executed at least once and committed exactly once.
 
     Attributes:
-        name: identifies the step over restarts; 1 to 100 letters, digits, dots, dashes and underscores.
-        call: gets a StepContext and returns plain JSON; crosses processes by cloudpickle.
+        name: identifies the step over restarts; 1 to 100 letters, digits, dots, dashes and underscores in a `Plan`.
+        call: gets a StepContext and returns the value; crosses processes by cloudpickle. If it has a method
+            ``may_retry(error)``, that says whether trying again is of use.
         after: steps that must have succeeded before; their values are the inputs.
         timeout_s: for one attempt, from its launch, waiting for resources included; None for no limit.
-        num_cpus, num_gpus: reserved on the cluster while the step runs.
+        start_to_close_s: the same from when it began to run. heartbeat_s: between its reports.
+        num_cpus, num_gpus: reserved on the cluster while the step runs. options: further ones of Ray's, by their names.
         key: from inputs to a name for the result, the same in all runs that would get the same result; an earlier
             result of that name is taken. None: the step runs in each run.
         verify: raises when an earlier value is no longer usable; the step then runs.
+        codec: JSON: the value is plain JSON; PICKLE: any object, or further steps to go on with.
+        kept: whether the value is written down; if not, it is computed again when a later driver needs it.
+        catches: whether an error becomes the value ``(None, error)``, and a value ``(value, None)``.
+        hosted: `call` returns an awaitable that waits for something without work; it runs beside the driver and takes
+            neither a worker nor a CPU.
     """
 
     name: str
@@ -75,10 +126,17 @@ class Step:
     after: tuple[str, ...] = ()
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_s: float | None = None
+    start_to_close_s: float | None = None
+    heartbeat_s: float | None = None
     num_cpus: float = 0.0
     num_gpus: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
     key: Callable[[Mapping[str, Any]], str] | None = None
     verify: Callable[[Any], None] | None = None
+    codec: Codec = Codec.JSON
+    kept: bool = True
+    catches: bool = False
+    hosted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

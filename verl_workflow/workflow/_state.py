@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import re
 import reprlib
 import time
 from collections.abc import Mapping
@@ -16,21 +15,16 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
-from verl_workflow.workflow._fold import (
-    TERMINAL_STATES,
-    Attempt,
-    Folded,
-    FoldedStep,
-    RunStatus,
-    StepStatus,
-    fold,
-)
+from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._fold import TERMINAL_STATES, Attempt, Folded, FoldedStep, RunStatus, StepStatus
+from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
+from verl_workflow.workflow._host_life import is_alive
 from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._names import check_name, is_name, path_part, run_folder
 from verl_workflow.workflow._owner import this_process
-from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, damaged, is_time
-
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+from verl_workflow.workflow._progress import read_progress
+from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, is_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +35,7 @@ class StepState:
         attempts: oldest first; empty for a step that has not started or whose value was re-used.
         progress: what the latest attempt last reported, None when it said nothing.
         reused_from: id of the run whose value stands in, None when the step ran here.
+        continued_to: the step whose value becomes this one's, when it has returned other steps.
     """
 
     name: str
@@ -48,6 +43,7 @@ class StepState:
     attempts: tuple[Attempt, ...] = ()
     progress: Mapping[str, Any] | None = None
     reused_from: str | None = None
+    continued_to: str | None = None
     committed: StepSucceeded | None = field(default=None, repr=False)
     store: Store | None = field(default=None, repr=False, compare=False)
 
@@ -63,6 +59,11 @@ class StepState:
         assert self.store is not None
         return load_value(self.store, self.committed)
 
+    @property
+    def kept(self) -> bool:
+        """Whether the value is there: the step has succeeded, and its value was to be written down."""
+        return self.committed is not None and self.committed.value_kept
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
@@ -77,6 +78,7 @@ class RunState:
         heartbeat_age_s: since the driver's last sign of life, by this machine's clock; None when there was none.
         cancel_requested: somebody has asked the run to stop, and its driver may not have done so yet.
         definition: as given to `create_run`.
+        host: token of the host that is to drive it, for workflows.
     """
 
     run_id: str
@@ -91,30 +93,25 @@ class RunState:
     heartbeat_age_s: float | None = None
     cancel_requested: bool = False
     definition: Mapping[str, Any] = field(default_factory=dict)
+    host: str | None = None
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise UserError(RUN_ID_INVALID) unless the id is 1 to 100 letters, digits, dots, dashes and underscores."""
-    if _RUN_ID.fullmatch(run_id) is None or ".." in run_id:
-        raise UserError(
-            ErrorCode.RUN_ID_INVALID,
-            "this cannot be the id of a run",
-            value=run_id,
-            remedy="Use 1 to 100 letters, digits, '.', '-' and '_', beginning with a letter or digit, without '..'.",
-        )
+    """Raise UserError(RUN_ID_INVALID) unless this is 1 to 200 characters, and neither ``.`` nor ``..``."""
+    check_name(run_id, "id of a run", ErrorCode.RUN_ID_INVALID)
 
 
-def create_run(store: Store, run_id: str, definition: Mapping[str, Any]) -> None:
+def create_run(store: Store, run_id: str, definition: Mapping[str, Any], **more: Any) -> None:
     """Record a new run; it is PENDING until a driver takes it.
 
     Args:
-        definition: plain JSON, never changed afterwards.
+        definition: plain JSON, never changed afterwards. more: further parts of the record.
 
     Raises:
         UserError: RUN_ID_INVALID, or RUN_EXISTS. Nothing has been written.
     """
     check_run_id(run_id)
-    stored = {"format": 1, "run_id": run_id, "created_at": time.time(), "definition": definition}
+    stored = {"format": 1, "run_id": run_id, "created_at": time.time(), "definition": definition, **more}
     if not store.create(_definition_key(run_id), json.dumps(stored, allow_nan=False).encode()):
         raise UserError(
             ErrorCode.RUN_EXISTS,
@@ -125,28 +122,38 @@ def create_run(store: Store, run_id: str, definition: Mapping[str, Any]) -> None
         )
 
 
-def read_run(store: Store, run_id: str) -> RunState:
+def read_run(store: Store, run_id: str, *, progress: bool = True) -> RunState:
     """Read a run. Whether its driver lives is judged by the heartbeat's age against this machine's clock.
+
+    Args:
+        progress: read what the steps last reported too, a file for each step.
 
     Raises:
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): names the file that is not as it was written.
     """
-    return _read(store, run_id, with_progress=True)
+    return _read(store, run_id, read_definition(store, run_id), with_progress=progress)
 
 
 def list_runs(store: Store) -> list[RunState]:
     """All runs, sorted by id. One that cannot be read is there too, with status DAMAGED and the reason in `error`."""
     found = []
-    for run_id in store.folders("runs"):
-        if _RUN_ID.fullmatch(run_id) is None or ".." in run_id:
+    for folder in store.folders("runs"):
+        run_id = folder
+        if folder.startswith("."):
+            # No run is called so: somebody's own.
             continue
         try:
-            found.append(_read(store, run_id, with_progress=False))
-        except VerlWorkflowError as error:
-            if error.code is ErrorCode.RUN_UNKNOWN:
+            stored = _parse_definition(store, f"runs/{folder}/definition.json")
+            if stored is None:
                 # A folder without a definition: files of a run that was never recorded.
                 continue
+            run_id = stored["run_id"]
+            if path_part(run_id) != folder:
+                # Copied there by hand: nothing would find it by its id.
+                continue
+            found.append(_read(store, run_id, stored, with_progress=False))
+        except VerlWorkflowError as error:
             if error.code is not ErrorCode.JOURNAL_DAMAGED:
                 raise
             found.append(RunState(run_id=run_id, status=RunStatus.DAMAGED, error=error.to_json()))
@@ -168,7 +175,7 @@ def request_cancel(store: Store, run_id: str) -> RunState:
     journal.read()
     journal.request(CancelRequested(by=this_process()))
     # The request may have been numbered behind the run's end.
-    _refuse_ended(fold(journal.entries, run_id).status, run_id)
+    _refuse_ended(journal.state.status, run_id)
     if state.status is not RunStatus.RUNNING:
         # Safe even if a driver is alive after all: it is fenced, and stops its steps.
         claim = Claimed(owner=this_process(), steps=list(state.steps))
@@ -178,24 +185,28 @@ def request_cancel(store: Store, run_id: str) -> RunState:
 
 
 def load_value(store: Store, committed: StepSucceeded) -> Any:
-    """The value behind a commit. Raises VerlWorkflowError(JOURNAL_DAMAGED) when its digest differs."""
-    data = store.get(committed.value_key)
+    """The value behind a commit, None when it was not kept. Raises VerlWorkflowError(JOURNAL_DAMAGED) when its digest
+    differs, or when it cannot be loaded.
+    """
+    value = committed.value
+    return None if value is None else value.load(store, committed.step)
+
+
+def read_graph(store: Store, key: str, sha256: str) -> Graph:
+    """A graph by what a record says of it. Raises VerlWorkflowError(JOURNAL_DAMAGED) when it is not that one."""
+    data = store.get(key)
     if data is None:
-        raise damaged(committed.value_key, f"the value of step {committed.step} is missing")
-    if hashlib.sha256(data).hexdigest() != committed.sha256:
-        raise damaged(committed.value_key, f"the value of step {committed.step} is not the one that was recorded")
-    try:
-        return parse_json(data)
-    except ValueError as error:
-        raise damaged(committed.value_key, f"the value of step {committed.step} is not JSON ({error})") from error
+        raise damaged(key, "a graph of steps is missing")
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise damaged(key, "it is not the graph of steps that was recorded")
+    return Graph.from_bytes(data, key)
 
 
 def read_definition(store: Store, run_id: str) -> dict[str, Any]:
-    """What `create_run` stored: ``definition``, ``created_at``. Raises like `read_run`."""
+    """What `create_run` stored: ``definition``, ``created_at`` and more. Raises like `read_run`."""
     check_run_id(run_id)
-    key = _definition_key(run_id)
-    data = store.get(key)
-    if data is None:
+    stored = _parse_definition(store, _definition_key(run_id))
+    if stored is None:
         close = difflib.get_close_matches(run_id, store.folders("runs"), n=1)
         raise UserError(
             ErrorCode.RUN_UNKNOWN,
@@ -204,30 +215,34 @@ def read_definition(store: Store, run_id: str) -> dict[str, Any]:
             value=run_id,
             remedy=f"Did you mean {close[0]}?" if close else "List the runs with: list.",
         )
+    return stored
+
+
+def _parse_definition(store: Store, key: str) -> dict[str, Any] | None:
+    data = store.get(key)
+    if data is None:
+        return None
     try:
         stored = parse_json(data)
     except ValueError as error:
         raise damaged(key, f"it is not JSON ({error})") from error
     if not isinstance(stored, dict) or not isinstance(stored.get("definition"), dict):
         raise damaged(key, "it does not hold a definition")
+    if not is_name(stored.get("run_id")):
+        raise damaged(key, f"its run_id is {reprlib.repr(stored.get('run_id'))}, not an id")
     if not is_time(stored.get("created_at")):
         raise damaged(key, f"its created_at is {reprlib.repr(stored.get('created_at'))}, not seconds since 1970")
     return stored
 
 
-def progress_key(run_id: str, step: str) -> str:
-    return f"runs/{run_id}/progress/{step}.json"
-
-
 def _definition_key(run_id: str) -> str:
-    return f"runs/{run_id}/definition.json"
+    return f"{run_folder(run_id)}/definition.json"
 
 
-def _read(store: Store, run_id: str, *, with_progress: bool) -> RunState:
-    stored = read_definition(store, run_id)
-    folded = fold(Journal(store, run_id).read(), run_id)
+def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress: bool) -> RunState:
+    folded = Journal(store, run_id).read()
     created_at = float(stored["created_at"])
-    status, age = _liveness(store, run_id, folded, created_at)
+    status, age = _liveness(store, run_id, folded, stored)
     return RunState(
         run_id=run_id,
         status=status,
@@ -241,6 +256,7 @@ def _read(store: Store, run_id: str, *, with_progress: bool) -> RunState:
         heartbeat_age_s=age,
         cancel_requested=folded.cancel_requested,
         definition=stored["definition"],
+        host=stored.get("host"),
     )
 
 
@@ -254,32 +270,26 @@ def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress:
         attempts=tuple(step.attempts),
         progress=progress,
         reused_from=step.committed.reused_from if step.committed else None,
+        continued_to=step.continued.steps[-1] if step.continued else None,
         committed=step.committed,
         store=store,
     )
 
 
 def _progress(store: Store, run_id: str, name: str, attempt: int) -> Mapping[str, Any] | None:
-    data = store.get(progress_key(run_id, name))
-    try:
-        found = parse_json(data) if data is not None else None
-    except ValueError:
-        return None
-    if not isinstance(found, dict) or found.get("attempt") != attempt or not isinstance(found.get("facts"), dict):
-        return None
-    facts: dict[str, Any] = found["facts"]
-    return facts
+    found = read_progress(store, run_id, name)
+    return found.facts if found is not None and found.attempt == attempt else None
 
 
-def _liveness(store: Store, run_id: str, folded: Folded, created_at: float) -> tuple[RunStatus, float | None]:
+def _liveness(store: Store, run_id: str, folded: Folded, stored: Mapping[str, Any]) -> tuple[RunStatus, float | None]:
     heartbeat = read_heartbeat(store, run_id)
     seen = heartbeat.get("time") if heartbeat else None
     age = max(0.0, time.time() - seen) if isinstance(seen, int | float) else None
     if folded.status in TERMINAL_STATES:
         return folded.status, age
     if folded.owner is None:
-        young = time.time() - created_at < LEASE_S
-        return (RunStatus.PENDING if young else RunStatus.RESUMABLE), age
+        expected = time.time() - stored["created_at"] < LEASE_S or is_alive(store, stored.get("host"))
+        return (RunStatus.PENDING if expected else RunStatus.RESUMABLE), age
     silent = time.time() - (folded.claimed_at or 0.0)
     if heartbeat is not None and heartbeat.get("epoch") == folded.epoch and age is not None:
         silent = min(silent, age)

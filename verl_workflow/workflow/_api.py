@@ -1,0 +1,544 @@
+"""The functions of ray.workflow, on today's Ray."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._client import Client, default_storage, python_path
+from verl_workflow.workflow._exceptions import (
+    WorkflowCancellationError,
+    WorkflowExecutionError,
+    WorkflowNotFoundError,
+    WorkflowNotResumableError,
+    WorkflowStillActiveError,
+)
+from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus, StepStatus
+from verl_workflow.workflow._graph import Names, graph_of
+from verl_workflow.workflow._names import check_name, run_folder
+from verl_workflow.workflow._node import in_step, save_graph
+from verl_workflow.workflow._options import check_user_metadata
+from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel
+from verl_workflow.workflow._status import WorkflowStatus
+
+_CLIENT: Client | None = None
+_POLL_S = 0.05
+_LONGEST_POLL_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+def init(
+    *,
+    storage: str | None = None,
+    max_running_workflows: int | None = None,
+    max_pending_workflows: int | None = None,
+    durability: Literal["process", "power"] | None = None,
+) -> None:
+    """Say where workflows are kept, and how many run at a time. Without it the defaults hold.
+
+    Args:
+        storage: a folder that all nodes see, or an ``s3://``, ``gs://`` or ``az://`` address; default
+            ``VERL_WORKFLOW_STORAGE``, or ``.verl-workflow`` in the working directory.
+        max_running_workflows: on this cluster and storage; the others wait their turn. -1: any number. None: as it
+            is, or any number.
+        max_pending_workflows: how many may wait; more are refused with ``queue.Full``. -1 and None likewise.
+        durability: ``process``: what was committed survives the death of any process; ``power``: of the machine too,
+            on a local disk (each file is flushed to it). Default ``VERL_WORKFLOW_DURABILITY``, or ``process``.
+
+    Raises:
+        TypeError, ValueError: a limit is no whole number, or none that makes sense, or not the one that the running
+            host was started with.
+    """
+    _check_limit("max_running_workflows", max_running_workflows, least=1)
+    _check_limit("max_pending_workflows", max_pending_workflows, least=0)
+    global _CLIENT
+    store = Store(storage or default_storage(), durability=durability)
+    _CLIENT = Client(store, max_running_workflows, max_pending_workflows)
+    if max_running_workflows is not None or max_pending_workflows is not None:
+        # To be told now, not by the first workflow.
+        _CLIENT.host()
+
+
+def run(
+    dag: Any, *args: Any, workflow_id: str | None = None, metadata: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """Run a workflow and wait for its output.
+
+    Guarantees: each step is committed exactly once, and executed at least once; never again after its commit.
+
+    Args:
+        dag: ``f.bind(...)``, of functions made by ``@ray.remote``.
+        args, kwargs: what the graph's ``InputNode`` stands for.
+        workflow_id: 1 to 200 characters of any text; default: a new one. A finished one's output is given back and
+            nothing executed; one that was left is resumed.
+        metadata: a dict of plain JSON, given back by `get_metadata`.
+
+    Raises:
+        TypeError: `dag` is no graph, or arguments do not fit a function's signature.
+        RuntimeError: a workflow of this id is running or pending.
+        queue.Full: too many are pending already.
+        WorkflowExecutionError: a step has failed for good; its error is the ``__cause__``.
+        WorkflowCancellationError: it was cancelled.
+    """
+    return _deliver(_begin(dag, args, kwargs, workflow_id, metadata))
+
+
+def run_async(
+    dag: Any, *args: Any, workflow_id: str | None = None, metadata: dict[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """As `run`, without waiting: an object reference to the output."""
+    return _output_ref(_begin(dag, args, kwargs, workflow_id, metadata), None)
+
+
+def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
+    """Take up a workflow where it was left, and wait for its output; that of a finished one is given back at once.
+
+    Args:
+        on_code_change: what to do when the source of a finished step's function is no longer what it was when the
+            workflow was made. ``accept``: keep its value, with a warning. ``rerun``: execute it, and what depends on
+            it, again. ``fail``: raise. Functions of the script itself travel with the workflow and do not change.
+
+    Raises:
+        RuntimeError: it is running or pending.
+        WorkflowNotFoundError: there is none; nothing was written.
+        WorkflowNotResumableError: it was cancelled, or is a pipeline's run.
+        UserError(DEFINITION_CHANGED): see `on_code_change`.
+    """
+    return _deliver(_resume(workflow_id, on_code_change))
+
+
+def resume_async(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
+    """As `resume`, without waiting: an object reference to the output."""
+    return _output_ref(_resume(workflow_id, on_code_change), None)
+
+
+def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
+    """Take up all workflows that nobody runs, those first that were running.
+
+    One that cannot be resumed is logged, with the reason, and does not keep the others.
+
+    Args:
+        include_failed: the FAILED ones too.
+
+    Returns:
+        (workflow id, object reference to the output) of those that were taken up.
+    """
+    wanted = {RunStatus.RESUMABLE} | ({RunStatus.FAILED} if include_failed else set())
+    states = [state for state in list_runs(_store()) if state.status in wanted and _is_workflow(state)]
+    found = []
+    for state in sorted(states, key=lambda state: (state.owner is None, state.created_at)):
+        try:
+            found.append((state.run_id, resume_async(state.run_id)))
+        except (VerlWorkflowError, RuntimeError) as error:
+            _log.warning("workflow %s is not resumed: %s", state.run_id, error)
+    return found
+
+
+def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
+    """Wait for the output of a workflow, or of one of its steps. Needs no Ray, and no code but that of the value.
+
+    Raises:
+        WorkflowNotFoundError: there is no such workflow.
+        ValueError: it has ended without such a step, or the step's value was not kept (``checkpoint=False``).
+        WorkflowExecutionError, WorkflowCancellationError: it has ended without the value.
+        VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded, or can be loaded no more.
+    """
+    return _await_output(_store(), _existing(workflow_id).run_id, task_id)
+
+
+def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
+    """As `get_output`, without waiting: an object reference to the value."""
+    return _output_ref(_existing(workflow_id).run_id, task_id)
+
+
+def list_all(
+    status_filter: WorkflowStatus | str | set[WorkflowStatus] | set[str] | None = None,
+) -> list[tuple[str, WorkflowStatus]]:
+    """All workflows with their status, sorted by id; RESUMABLE ones that were running before those that were pending.
+
+    A workflow whose record is damaged is there too, and keeps no other from being seen.
+
+    Raises:
+        TypeError, ValueError: the filter is no status or set of them.
+    """
+    wanted = _wanted(status_filter)
+    found = [(state, WorkflowStatus.of(state.status)) for state in list_runs(_store()) if _is_workflow(state)]
+    kept = [(state, status) for state, status in found if status in wanted]
+    kept.sort(key=lambda each: each[1] is WorkflowStatus.RESUMABLE and each[0].owner is None)
+    return [(state.run_id, status) for state, status in kept]
+
+
+def get_status(workflow_id: str) -> WorkflowStatus:
+    """Where a workflow stands.
+
+    Raises:
+        WorkflowNotFoundError: there is none.
+        VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; says which file, and what to do.
+    """
+    return WorkflowStatus.of(_existing(workflow_id).status)
+
+
+def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]:
+    """What is known of a workflow, or of a step.
+
+    Returns:
+        Of a workflow: ``status``, ``user_metadata``, ``stats`` (``start_time`` and ``end_time``, seconds since 1970;
+        those that are known). Of a step: ``task_id``, ``task_options``, ``user_metadata``, ``workflow_refs`` (the
+        steps it waits for), ``stats``, and ``attempts``: a dict each, with ``number``, ``status``, ``start_time``,
+        ``end_time`` and ``error``.
+
+    Raises:
+        ValueError: there is no such workflow, or no such step in it.
+    """
+    try:
+        state = read_run(_store(), workflow_id, progress=False)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        raise ValueError(f"No such workflow_id '{workflow_id}'") from error
+    if task_id is not None:
+        return _step_metadata(state, task_id)
+    started = next(iter(sorted(a.started_at for step in state.steps.values() for a in step.attempts)), state.created_at)
+    return {
+        "status": WorkflowStatus.of(state.status).value,
+        "user_metadata": state.definition.get("workflow", {}).get("metadata", {}),
+        "stats": _stats(started, state.ended_at),
+    }
+
+
+def cancel(workflow_id: str) -> None:
+    """Stop a workflow: its running steps are ended, and it is CANCELED when this returns. What was committed stays.
+
+    To cancel a cancelled workflow is no error. One that has ended otherwise keeps its end.
+
+    Raises:
+        WorkflowNotFoundError: there is none; nothing was written.
+        UserError(RUN_TERMINAL): it has succeeded or failed.
+        TimeoutError: its driver has not stopped it within a minute.
+    """
+    state = _existing(workflow_id)
+    store = _store()
+    if state.status is RunStatus.PENDING and state.host is not None:
+        # Out of the queue first, or it would begin in between.
+        _withdraw(workflow_id)
+    request_cancel(store, workflow_id)
+    deadline = time.monotonic() + 60.0
+    while read_run(store, workflow_id, progress=False).status not in TERMINAL_STATES:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Workflow '{workflow_id}' was asked to stop, and has not within 60 s.")
+        time.sleep(_POLL_S)
+
+
+def delete(workflow_id: str) -> None:
+    """Remove a workflow with all it has stored.
+
+    Raises:
+        WorkflowStillActiveError: it is running or pending.
+        WorkflowNotFoundError: there is none.
+    """
+    try:
+        state = _existing(workflow_id)
+    except WorkflowNotFoundError:
+        raise
+    except VerlWorkflowError as error:
+        # What is damaged may be removed.
+        if error.code is not ErrorCode.JOURNAL_DAMAGED:
+            raise
+        state = RunState(run_id=workflow_id, status=RunStatus.DAMAGED)
+    if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
+        raise WorkflowStillActiveError.of("DELETE", workflow_id)
+    _store().delete_folder(run_folder(workflow_id), first=f"{run_folder(workflow_id)}/definition.json")
+
+
+def continuation(dag_node: Any) -> Any:
+    """Let a step go on with other steps: returned from it, the graph's value becomes the step's own.
+
+    Outside of a workflow, the graph is executed by Ray at once, and its value is returned.
+
+    Raises:
+        TypeError: this is no graph.
+    """
+    from verl_workflow.workflow._dag import is_node
+
+    if not is_node(dag_node):
+        raise TypeError("Input should be a DAG.")
+    if in_step():
+        return dag_node
+    from verl_workflow.workflow._direct import execute_directly
+
+    return execute_directly(dag_node)
+
+
+def _store() -> Store:
+    return _client_of_process().store
+
+
+def _client_of_process() -> Client:
+    global _CLIENT
+    if _CLIENT is None:
+        _CLIENT = Client(Store(default_storage()))
+    return _CLIENT
+
+
+def _begin(
+    dag: Any, args: tuple[Any, ...], kwargs: dict[str, Any], workflow_id: str | None, metadata: dict[str, Any] | None
+) -> str:
+    """Record a workflow and hand it to the host, or resume it; gives its id."""
+    from verl_workflow.workflow._dag import DagView, is_node
+
+    if not is_node(dag):
+        raise TypeError("Input should be a DAG.")
+    check_user_metadata(metadata)
+    workflow_id = f"{uuid.uuid4()}.{time.time():.9f}" if workflow_id is None else workflow_id
+    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    client = _client_of_process()
+    host, store = client.host(), client.store
+    known = _known(workflow_id)
+    if known is not None:
+        return _go_on(known, "accept")
+    folder = run_folder(workflow_id)
+    view = DagView(args, kwargs)
+    graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
+    if not _ask(host.has_room):
+        import queue
+
+        raise queue.Full("Workflow queue has been full")
+    saved = save_graph(graph, store, workflow_id)
+    root = Names().give(saved.names)[-1]
+    record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
+    try:
+        create_run(store, workflow_id, {"workflow": record}, host=client.token)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_EXISTS:
+            raise
+        # Somebody was faster with the same id.
+        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.") from error
+    _ask(host.submit, workflow_id)
+    return workflow_id
+
+
+def _resume(workflow_id: str, on_code_change: str) -> str:
+    if on_code_change not in ("accept", "rerun", "fail"):
+        raise ValueError(f"on_code_change has to be accept, rerun or fail, not {on_code_change!r}.")
+    return _go_on(_existing(workflow_id), on_code_change)
+
+
+def _go_on(state: RunState, on_code_change: str) -> str:
+    workflow_id = state.run_id
+    if not _is_workflow(state):
+        raise WorkflowNotResumableError.of(workflow_id, "it is a run of a pipeline (see `verl-workflow resume`)")
+    if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
+        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.")
+    if state.status is RunStatus.CANCELLED:
+        raise WorkflowNotResumableError.of(workflow_id, "it was cancelled")
+    if state.status is not RunStatus.SUCCEEDED:
+        from verl_workflow.workflow._guard import changed_steps
+
+        reset = changed_steps(state, _store(), on_code_change)
+        client = _client_of_process()
+        _ask(client.host().submit, workflow_id, reset)
+    return workflow_id
+
+
+def _known(workflow_id: str) -> RunState | None:
+    try:
+        return read_run(_store(), workflow_id, progress=False)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        return None
+
+
+def _existing(workflow_id: str) -> RunState:
+    if not isinstance(workflow_id, str):
+        raise TypeError("workflow_id has to be a string type.")
+    state = _known(workflow_id)
+    if state is None:
+        raise WorkflowNotFoundError.of(workflow_id, _store().uri)
+    return state
+
+
+def _is_workflow(state: RunState) -> bool:
+    return "workflow" in state.definition or state.status is RunStatus.DAMAGED
+
+
+def _ask(method: Any, *args: Any) -> Any:
+    """Call a method of the host; what it raises is raised as itself, not wrapped by Ray."""
+    import ray
+
+    try:
+        return ray.get(method.remote(*args))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.ActorDiedError:
+        _client_of_process().forget()
+        raise
+
+
+def _withdraw(workflow_id: str) -> None:
+    import ray
+
+    if ray.is_initialized():
+        _ask(_client_of_process().host().withdraw, workflow_id)
+
+
+def _deliver(workflow_id: str) -> Any:
+    client = _client_of_process()
+    stopped = _ask(client.host().wait, workflow_id)
+    return _output_of_ended(client.store, workflow_id, stopped)
+
+
+def _output_ref(workflow_id: str, task_id: str | None) -> Any:
+    """A reference to what `get_output` gives, made by a task of the caller's job that waits for it."""
+    import ray
+
+    client = _client_of_process()
+    host = client.host()
+    options = {"num_cpus": 0, "max_retries": -1, "name": f"output of {workflow_id}"}
+    return ray.remote(_output_task).options(**options).remote(client.store, host, workflow_id, task_id)
+
+
+def _output_task(store: Store, host: Any, workflow_id: str, task_id: str | None) -> Any:
+    import ray
+
+    stopped = ray.get(host.wait.remote(workflow_id)) if task_id is None else None
+    return _output_of_ended(store, workflow_id, stopped, task_id)
+
+
+def _output_of_ended(store: Store, workflow_id: str, stopped: BaseException | None, task_id: str | None = None) -> Any:
+    # A driver that has lost the workflow to another one has not ended it: that one will.
+    if stopped is not None and not isinstance(stopped, FencedError):
+        raise stopped
+    return _await_output(store, workflow_id, task_id)
+
+
+def _await_output(store: Store, workflow_id: str, task_id: str | None) -> Any:
+    """The value, once it is there; polls the storage, for whoever drives the workflow may be anywhere."""
+    pause = _POLL_S
+    while True:
+        state = read_run(store, workflow_id, progress=False)
+        name = task_id if task_id is not None else _output_step(state)
+        step = state.steps.get(name) if name is not None else None
+        if step is not None:
+            source = step
+            while source.status is StepStatus.CONTINUED and source.continued_to is not None:
+                source = state.steps[source.continued_to]
+            if source.kept:
+                return source.value
+            if source.committed is not None:
+                raise ValueError(
+                    f"Cannot load output from task id '{name}' in workflow '{workflow_id}': it was not kept "
+                    "(checkpoint=False)"
+                )
+        if state.status is RunStatus.FAILED:
+            raise _failure(state) from _cause(state)
+        if state.status is RunStatus.CANCELLED:
+            raise WorkflowCancellationError.of(workflow_id)
+        if state.status is RunStatus.SUCCEEDED:
+            raise ValueError(f"No such task_id '{task_id}' in workflow '{workflow_id}'")
+        if state.status is RunStatus.RESUMABLE:
+            raise ValueError(
+                f"Cannot load output from workflow '{workflow_id}': nobody runs it. Go on with "
+                f"workflow.resume({workflow_id!r})."
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_POLL_S)
+
+
+def _output_step(state: RunState) -> str:
+    if "workflow" not in state.definition:
+        raise ValueError(f"'{state.run_id}' is a run of a pipeline: name one of its stages as task_id.")
+    return str(state.definition["workflow"]["root"])
+
+
+def _failure(state: RunState) -> WorkflowExecutionError:
+    error = state.error or {}
+    return WorkflowExecutionError.of(state.run_id, f"Step {error.get('step')}: {error.get('what')}")
+
+
+def _cause(state: RunState) -> BaseException:
+    """The exception that the step raised; what is left of it when its class cannot be loaded here."""
+    error: Mapping[str, Any] = state.error or {}
+    if "pickle" in error:
+        import pickle
+
+        try:
+            found = pickle.loads(base64.b64decode(error["pickle"]))
+            assert isinstance(found, BaseException)
+        except Exception as problem:  # noqa: BLE001 - loading calls the user's own classes
+            _log.info("the error of %s cannot be loaded here: %s", state.run_id, problem)
+        else:
+            return found
+    return VerlWorkflowError(
+        ErrorCode(error.get("code", "step_failed")),
+        str(error.get("what", "")),
+        where=str(error.get("where", "")),
+        remedy=str(error.get("remedy", "")),
+        retryable=bool(error.get("retryable", False)),
+    )
+
+
+def _step_metadata(state: RunState, task_id: str) -> dict[str, Any]:
+    from verl_workflow.workflow._metadata import node_of
+
+    found = node_of(state, task_id, _store())
+    if found is None:
+        raise ValueError(f"No such task_id '{task_id}' in workflow '{state.run_id}'")
+    options, after = found
+    step = state.steps.get(task_id)
+    attempts = step.attempts if step is not None else ()
+    return {
+        "task_id": task_id,
+        "task_options": {
+            "task_type": "FUNCTION",
+            "max_retries": options.max_retries,
+            "catch_exceptions": bool(options.catch_exceptions),
+            "retry_exceptions": bool(options.retry_exceptions),
+            "checkpoint": options.checkpoint is not False,
+            "ray_options": dict(options.ray),
+        },
+        "user_metadata": dict(options.metadata),
+        "workflow_refs": list(after),
+        "stats": _stats(attempts[0].started_at if attempts else None, attempts[-1].ended_at if attempts else None),
+        "attempts": [
+            {
+                "number": each.number,
+                "status": each.status.value,
+                "start_time": each.started_at,
+                "end_time": each.ended_at,
+                "error": None if each.error is None else each.error.get("message"),
+            }
+            for each in attempts
+        ],
+    }
+
+
+def _stats(started: float | None, ended: float | None) -> dict[str, float]:
+    known = {"start_time": started, "end_time": ended}
+    return {name: at for name, at in known.items() if at is not None}
+
+
+def _wanted(status_filter: object) -> set[WorkflowStatus]:
+    if status_filter is None:
+        return set(WorkflowStatus)
+    if isinstance(status_filter, str):
+        return {WorkflowStatus(status_filter)}
+    if not isinstance(status_filter, (set, frozenset)) or not all(isinstance(each, str) for each in status_filter):
+        raise TypeError("status_filter must be WorkflowStatus or a set of WorkflowStatus.")
+    return {WorkflowStatus(each) for each in status_filter}
+
+
+def _check_limit(name: str, limit: object, *, least: int) -> None:
+    if limit is None:
+        return
+    if not isinstance(limit, int) or isinstance(limit, bool):
+        raise TypeError(f"'{name}' must be None or an integer.")
+    if limit != -1 and limit < least:
+        kind = "positive" if least else "non-negative"
+        raise ValueError(f"'{name}' must be a {kind} integer or use -1 as infinity.")

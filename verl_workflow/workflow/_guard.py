@@ -1,0 +1,76 @@
+"""What to do when a workflow is taken up and the source of its finished steps is no longer what it was."""
+
+from __future__ import annotations
+
+import logging
+
+from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._graph import Graph, fingerprint
+from verl_workflow.workflow._metadata import graphs_of
+from verl_workflow.workflow._node import load_function
+from verl_workflow.workflow._state import RunState, read_graph
+
+_log = logging.getLogger(__name__)
+
+
+def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
+    """Finished steps that are to be executed again.
+
+    Raises:
+        UserError(DEFINITION_CHANGED): `on_change` is ``fail``, and there are steps whose code has changed.
+    """
+    graphs = [(read_graph(store, key, sha256), names) for key, sha256, names in graphs_of(state, store)]
+    done = {name for name, step in state.steps.items() if step.committed is not None or step.continued_to is not None}
+    changed = [name for graph, names in graphs for name in _changed(graph, names) if name in done]
+    if not changed:
+        return []
+    if on_change == "fail":
+        raise UserError(
+            ErrorCode.DEFINITION_CHANGED,
+            f"the code of {len(changed)} finished step(s) is no longer what it was",
+            where=state.run_id,
+            value=changed,
+            remedy="Resume with on_code_change='accept' to keep their values, or 'rerun' to execute them again.",
+        )
+    if on_change == "accept":
+        _log.warning("workflow %s: values are kept of steps whose code has changed: %s", state.run_id, changed)
+        return []
+    return sorted(_dependents(graphs, state, set(changed)) & done)
+
+
+def _changed(graph: Graph, names: list[str]) -> list[str]:
+    found = []
+    known: dict[tuple[bytes, str], bool] = {}
+    for node, name in zip(graph.nodes, names, strict=True):
+        key = node.function, node.code
+        if key not in known:
+            try:
+                known[key] = fingerprint(load_function(node.function, graph.path)[0]) != node.code
+            except Exception as error:  # noqa: BLE001 - loading runs the user's own module
+                _log.warning("the function of step %s cannot be loaded here: %s", name, error)
+                known[key] = True
+        if known[key]:
+            found.append(name)
+    return found
+
+
+def _dependents(graphs: list[tuple[Graph, list[str]]], state: RunState, steps: set[str]) -> set[str]:
+    """The steps and all that depend on their values, through continuations too."""
+    followers: dict[str, list[str]] = {}
+    for graph, names in graphs:
+        for node, name in zip(graph.nodes, names, strict=True):
+            for before in node.after:
+                followers.setdefault(names[before], []).append(name)
+    for name, step in state.steps.items():
+        if step.continued_to is not None:
+            # Whoever waits for it waits for the end of what it has continued to.
+            followers.setdefault(step.continued_to, []).extend(followers.get(name, []))
+    found: set[str] = set()
+    waiting = list(steps)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(followers.get(name, []))
+    return found

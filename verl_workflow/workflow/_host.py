@@ -1,0 +1,150 @@
+"""The actor that drives workflows: one for a storage and cluster, which outlives whoever started it.
+
+It keeps nothing that is not in the storage too: when Ray rebuilds it on another node, it goes on with the workflows
+that it was driving, and with those that were waiting for their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+
+from verl_workflow.storage import Store
+from verl_workflow.workflow._driver import Driver
+from verl_workflow.workflow._fold import RunStatus
+from verl_workflow.workflow._host_life import HostLife
+from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._state import list_runs, read_definition, read_graph
+
+_log = logging.getLogger(__name__)
+
+
+class WorkflowHost:
+    """The actor's class.
+
+    Args:
+        token: of this host, the same when it is rebuilt. running, pending: how many workflows at a time; -1: any.
+    """
+
+    def __init__(self, store: Store, token: str, running: int, pending: int) -> None:
+        self._store = store
+        self._token = token
+        self._limits = running, pending
+        self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
+        self._waiting: collections.deque[tuple[str, tuple[str, ...]]] = collections.deque()
+        self._launcher = RayLauncher()
+        self._life = HostLife(store, token)
+        self._life.start()
+        self._recovered = asyncio.ensure_future(self._recover())
+
+    async def hello(self, running: int | None, pending: int | None) -> str:
+        """The host's token. Raises ValueError when it was started with other limits."""
+        if any(theirs not in (None, mine) for mine, theirs in zip(self._limits, (running, pending), strict=True)):
+            raise ValueError(
+                "The workflow init is called again but the init options do not match the original ones. Original "
+                f"options: max_running_workflows={self._limits[0]} max_pending_workflows={self._limits[1]}; "
+                f"New options: max_running_workflows={running} max_pending_workflows={pending}."
+            )
+        return self._token
+
+    async def submit(self, run_id: str, reset: Sequence[str] = ()) -> None:
+        """Drive a recorded workflow, now or when its turn has come.
+
+        Raises:
+            RuntimeError: it is driven here already. queue.Full: too many are waiting.
+        """
+        await self._recovered
+        self._submit(run_id, tuple(reset))
+
+    async def has_room(self) -> bool:
+        """Whether another workflow could be submitted."""
+        running, pending = self._limits
+        return running < 0 or len(self._active()) < running or pending < 0 or len(self._waiting) < pending
+
+    async def wait(self, run_id: str) -> BaseException | None:
+        """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
+        await self._recovered
+        future = self._driven.get(run_id)
+        return None if future is None else await asyncio.shield(future)
+
+    async def withdraw(self, run_id: str) -> bool:
+        """Take a workflow out of the queue; False when it is not in it."""
+        await self._recovered
+        for place, (waiting, _) in enumerate(self._waiting):
+            if waiting == run_id:
+                del self._waiting[place]
+                future = self._driven.pop(run_id)
+                future.set_result(None)
+                return True
+        return False
+
+    def _active(self) -> list[str]:
+        waiting = {run_id for run_id, _ in self._waiting}
+        return [run_id for run_id in self._driven if run_id not in waiting]
+
+    def _submit(self, run_id: str, reset: tuple[str, ...]) -> None:
+        if run_id in self._driven:
+            raise RuntimeError(f"Workflow '{run_id}' is already running or pending.")
+        running, pending = self._limits
+        if running >= 0 and len(self._active()) >= running:
+            if 0 <= pending <= len(self._waiting):
+                raise queue.Full("Workflow queue has been full")
+            self._waiting.append((run_id, reset))
+            self._driven[run_id] = asyncio.get_running_loop().create_future()
+            return
+        self._driven[run_id] = asyncio.get_running_loop().create_future()
+        self._start(run_id, reset)
+
+    def _start(self, run_id: str, reset: tuple[str, ...]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def drive() -> None:
+            stopped: BaseException | None = None
+            try:
+                self._drive(run_id, reset)
+            except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
+                _log.warning("workflow %s stopped: %s", run_id, error)
+                stopped = error
+            loop.call_soon_threadsafe(self._ended, run_id, stopped)
+
+        threading.Thread(target=drive, name=f"driver of {run_id}", daemon=True).start()
+
+    def _drive(self, run_id: str, reset: tuple[str, ...]) -> None:
+        workflow = read_definition(self._store, run_id)["definition"]["workflow"]
+        graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
+        owner = {**this_process(), "driver": self._token}
+        Driver(self._store, run_id, graph, self._launcher, owner=owner, reset=reset).run()
+
+    def _ended(self, run_id: str, stopped: BaseException | None) -> None:
+        self._driven.pop(run_id).set_result(stopped)
+        running, _ = self._limits
+        while self._waiting and (running < 0 or len(self._active()) < running):
+            self._start(*self._waiting.popleft())
+
+    async def _recover(self) -> None:
+        """Take up what an earlier process of this host was driving or had in its queue."""
+        import ray
+
+        if not ray.get_runtime_context().was_current_actor_reconstructed:
+            return
+        runs = await asyncio.to_thread(self._left_behind)
+        for run_id in runs:
+            try:
+                self._submit(run_id, ())
+            except (RuntimeError, queue.Full):
+                _log.exception("workflow %s is not taken up", run_id)
+
+    def _left_behind(self) -> list[str]:
+        found: list[tuple[bool, float, str]] = []
+        for state in list_runs(self._store):
+            waiting = state.owner is None and state.host == self._token
+            mine = state.owner is not None and state.owner.get("driver") == self._token
+            if state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE, RunStatus.PENDING} and (waiting or mine):
+                found.append((waiting, state.created_at or time.time(), state.run_id))
+        return [run_id for _, _, run_id in sorted(found)]

@@ -1,0 +1,62 @@
+"""Ids of runs and names of steps: any Unicode text, and the file names that stand for them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from verl_workflow.errors import ErrorCode, UserError
+
+LONGEST = 200
+_PLAIN = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_LONGEST_PART = 150
+
+
+def path_part(text: str) -> str:
+    """The one file name for a text: itself when it is plain, else with ``=`` and two hexadecimal digits a byte.
+
+    Two texts never share one: ``=`` itself is escaped, and what would be too long for a file system ends in its digest.
+    """
+    if len(text) <= _LONGEST_PART and _PLAIN.fullmatch(text):
+        return text
+    safe = "".join(
+        chr(byte) if byte < 128 and _PLAIN.fullmatch(chr(byte)) else f"={byte:02X}" for byte in text.encode()
+    )
+    if len(safe) <= _LONGEST_PART:
+        return safe
+    return f"{safe[: _LONGEST_PART - 67]}=={hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def check_name(text: object, what: str, code: ErrorCode) -> str:
+    """Raise UserError unless `text` can name a `what`: 1 to 200 characters of Unicode, neither ``.`` nor ``..``."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} has to be a string type.")
+    wrong = (
+        "it is empty"
+        if not text
+        else f"it has {len(text)} characters, more than {LONGEST}"
+        if len(text) > LONGEST
+        else "it means a folder"
+        if text in {".", ".."}
+        else "it holds a NUL or half of a surrogate pair"
+        if "\0" in text or re.search("[\ud800-\udfff]", text)
+        else ""
+    )
+    if wrong:
+        raise UserError(
+            code,
+            f"this cannot be the {what}: {wrong}",
+            value=text,
+            remedy=f"Use 1 to {LONGEST} characters, not . or .. alone.",
+        )
+    return text
+
+
+def is_name(text: object) -> bool:
+    """Whether a record may hold this name."""
+    return isinstance(text, str) and 0 < len(text) <= 2 * LONGEST
+
+
+def run_folder(run_id: str) -> str:
+    """Where a run lies in its storage."""
+    return f"runs/{path_part(run_id)}"

@@ -1,0 +1,164 @@
+"""A step of a graph: from its form at rest to something a driver can run, and what happens where it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import sys
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_workflow.storage import Store
+from verl_workflow.workflow._attempt import Continued
+from verl_workflow.workflow._graph import Direct, Graph, Node, graph_of
+from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._pickling import loads
+from verl_workflow.workflow._plan import RetryPolicy, Step, StepContext
+from verl_workflow.workflow._values import Codec
+
+_CURRENT: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("verl_workflow_step", default=None)
+
+
+def steps_of(graph: Graph, names: Sequence[str], store: Store) -> list[Step]:
+    """The graph's nodes under the names they have in the run."""
+    steps = []
+    for node, name in zip(graph.nodes, names, strict=True):
+        options = node.options
+        resources = dict(options.ray)
+        after = tuple(names[number] for number in node.after)
+        steps.append(
+            Step(
+                name=name,
+                call=NodeCall(node=node, after=after, path=graph.path, store=store),
+                after=after,
+                retry=options.policy,
+                start_to_close_s=options.timeout_s,
+                heartbeat_s=options.heartbeat_timeout_s,
+                num_cpus=resources.pop("num_cpus", 1.0),
+                num_gpus=resources.pop("num_gpus", 0.0),
+                options=resources,
+                codec=Codec.PICKLE,
+                kept=options.checkpoint is not False,
+                catches=bool(options.catch_exceptions),
+                hosted=options.hosted,
+            )
+        )
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCall:
+    """A step's `call`."""
+
+    node: Node
+    after: tuple[str, ...]
+    path: tuple[str, ...]
+    store: Store
+
+    def __call__(self, context: StepContext) -> Any:
+        if self.node.options.hosted:
+            return self._hosted(context)
+        with self._prepared(context) as (function, args, kwargs):
+            return self._result(function(*args, **kwargs), context)
+
+    def may_retry(self, error: BaseException) -> bool:
+        """Whether the step's policy takes this class of errors for one that may pass."""
+        return load_function(self.node.function, self.path)[1].takes(error)
+
+    async def _hosted(self, context: StepContext) -> Any:
+        with self._prepared(context) as (function, args, kwargs):
+            waiting: Awaitable[Any] = function(*args, **kwargs)
+            return self._result(await waiting, context)
+
+    @contextlib.contextmanager
+    def _prepared(self, context: StepContext) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+        function, _ = load_function(self.node.function, self.path)
+
+        def numbered(kind: str, number: int) -> Any:
+            if kind == "input":
+                return loads(self.node.inputs[number], self.store)
+            import ray
+
+            # As with Ray's own tasks: what lies deeper in an argument arrives as a reference.
+            return ray.put(context.inputs[self.after[number]])
+
+        def direct(argument: Any) -> Any:
+            if isinstance(argument, Direct):
+                return context.inputs[self.after[argument.number]]
+            return _dereferenced(argument)
+
+        args, kwargs = loads(self.node.arguments, self.store, numbered)
+        token = _CURRENT.set(context)
+        try:
+            yield function, tuple(map(direct, args)), {name: direct(each) for name, each in kwargs.items()}
+        finally:
+            _CURRENT.reset(token)
+
+    def _result(self, result: Any, context: StepContext) -> Any:
+        from verl_workflow.workflow._dag import DagView, is_node
+
+        if not is_node(result):
+            return (result, None) if self.node.options.catch_exceptions else result
+        folder = run_folder(context.run_id)
+        graph = graph_of(
+            result,
+            DagView(),
+            self.store,
+            f"{folder}/objects",
+            is_node=is_node,
+            defaults=self.node.options,
+            path=self.path,
+        )
+        return save_graph(graph, self.store, context.run_id)
+
+
+def save_graph(graph: Graph, store: Store, run_id: str) -> Continued:
+    """Write a graph down where a run's graphs lie; the same one is written once."""
+    data = graph.to_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"{run_folder(run_id)}/graphs/{sha256}.pkl"
+    store.create(key, data)
+    return Continued(graph_key=key, sha256=sha256, names=tuple(node.name for node in graph.nodes))
+
+
+def current() -> StepContext:
+    """The attempt that the calling function is part of.
+
+    Raises:
+        RuntimeError: it is called outside of a workflow's step.
+    """
+    found = _CURRENT.get()
+    if found is None:
+        raise RuntimeError("workflow.current() is for functions that a workflow executes; this is none of them.")
+    return found
+
+
+def in_step() -> bool:
+    """Whether a workflow's step is being executed here."""
+    return _CURRENT.get() is not None
+
+
+@functools.lru_cache(maxsize=256)
+def load_function(data: bytes, path: tuple[str, ...]) -> tuple[Any, RetryPolicy]:
+    """The function and its policy; loaded once in a process, like a remote function of Ray's."""
+    from ray import cloudpickle
+
+    try:
+        found = cloudpickle.loads(data)
+    except ImportError:
+        # It lies beside the script that built the graph, which another script's cluster does not know.
+        sys.path.extend(folder for folder in path if folder not in sys.path)
+        found = cloudpickle.loads(data)
+    function, policy = found
+    return function, policy
+
+
+def _dereferenced(argument: Any) -> Any:
+    if type(argument).__name__ != "ObjectRef":
+        return argument
+    import ray
+
+    return ray.get(argument) if isinstance(argument, ray.ObjectRef) else argument

@@ -1,0 +1,155 @@
+"""What a user says about a step besides its function: options of Ray's and of this library's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_workflow.workflow._plan import RetryPolicy
+
+# Ray hands its options on as they are; this one of them is a mapping that nothing else reads before the task starts.
+_CARRIER = "_labels"
+_LABEL = "verl_workflow"
+_ATTRIBUTE = "__verl_workflow_options__"
+_KNOWN = (
+    "task_id",
+    "metadata",
+    "catch_exceptions",
+    "checkpoint",
+    "retry",
+    "timeout_s",
+    "heartbeat_timeout_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Attributes: see `options`. None: as the step that returned this one has it, or the default. ray: resources and
+    whatever else goes to Ray as it is. hosted: see `Step`.
+    """
+
+    task_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    catch_exceptions: bool | None = None
+    checkpoint: bool | None = None
+    retry: RetryPolicy | None = None
+    max_retries: int = 3
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    timeout_s: float | None = None
+    heartbeat_timeout_s: float | None = None
+    ray: Mapping[str, Any] = field(default_factory=dict)
+    hosted: bool = False
+
+    def inherit(self, outer: StepOptions | None, *, root: bool) -> StepOptions:
+        """Fill in what is not said from the step that returned this one; only its root catches what that one does."""
+        catch, checkpoint = self.catch_exceptions, self.checkpoint
+        if catch is None:
+            catch = bool(outer is not None and root and outer.catch_exceptions)
+        if checkpoint is None:
+            checkpoint = outer is None or outer.checkpoint is not False
+        return dataclasses.replace(self, catch_exceptions=catch, checkpoint=checkpoint)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """`retry`, or what Ray's own ``max_retries`` and ``retry_exceptions`` amount to: no pause in between."""
+        if self.retry is not None:
+            return self.retry
+        attempts = 1 if self.retry_exceptions is False else 10**9 if self.max_retries < 0 else self.max_retries + 1
+        on = self.retry_exceptions if isinstance(self.retry_exceptions, tuple) else None
+        return RetryPolicy(attempts=attempts, crashes=self.max_retries, backoff_s=0.0, on=on)
+
+    def at_rest(self) -> StepOptions:
+        """Without the user's own classes."""
+        policy = dataclasses.replace(self.policy, on=None, never=())
+        return dataclasses.replace(self, retry=policy, retry_exceptions=bool(self.retry_exceptions))
+
+
+class options:
+    """Options of a step: a decorator over ``@ray.remote``, or, unpacked, an argument of ``.options``.
+
+    ``@workflow.options(task_id="load")`` above ``@ray.remote``, or ``f.options(**workflow.options(task_id="load"))``;
+    the latter win where both say something.
+
+    Args:
+        task_id: the step's name, by default the function's module and qualified name; a second one of that name gets
+            ``_1``, and so on.
+        metadata: a dict of plain JSON, given back by `get_metadata`.
+        catch_exceptions: the step's value becomes ``(value, None)`` or ``(None, error)``. A lost process is not caught.
+        checkpoint: False: the value is not written down; whatever needs it after a crash has the step run again.
+        retry: a `RetryPolicy`; default: Ray's ``max_retries`` (3) for lost processes, and for errors too when
+            ``retry_exceptions`` is True or a list that has their class; without pauses.
+        timeout_s: for one attempt, from when it begins to run, in seconds.
+        heartbeat_timeout_s: between two calls of ``workflow.current().heartbeat()``, in seconds.
+
+    Raises:
+        ValueError: an option is not known, or metadata is no dict of JSON.
+    """
+
+    def __init__(self, **workflow_options: Any) -> None:
+        unknown = set(workflow_options) - set(_KNOWN)
+        if unknown:
+            raise ValueError(f"Invalid option keywords {unknown} for workflow tasks. Valid ones are {set(_KNOWN)}.")
+        check_user_metadata(workflow_options.get("metadata"))
+        self._options = workflow_options
+
+    def keys(self) -> tuple[str, ...]:
+        return (_CARRIER,)
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        if key != _CARRIER:
+            raise KeyError(key)
+        return {_LABEL: self._options}
+
+    def __call__(self, function: Any) -> Any:
+        from ray.remote_function import RemoteFunction
+
+        if not isinstance(function, RemoteFunction):
+            raise ValueError("Only apply 'workflow.options' to Ray remote functions.")
+        body = function._function
+        setattr(body, _ATTRIBUTE, {**getattr(body, _ATTRIBUTE, {}), **self._options})
+        return function
+
+
+def hosted_options(task_id: str) -> dict[str, Any]:
+    """Options of Ray's that say: this step waits, and its function gives an awaitable."""
+    return {_CARRIER: {_LABEL: {"task_id": task_id, "hosted": True}}}
+
+
+def step_options(function: Any, ray_options: Mapping[str, Any]) -> StepOptions:
+    """What was said about a call of `function` that was bound with these options of Ray's.
+
+    Raises:
+        ValueError: the step is to have several return values.
+    """
+    given = {name: value for name, value in ray_options.items() if value is not None}
+    if given.pop("num_returns", 1) != 1:
+        raise ValueError("Workflow task can only have one return.")
+    labels = given.pop(_CARRIER, {})
+    ours = {**getattr(function, _ATTRIBUTE, {}), **labels.get(_LABEL, {})}
+    retried = given.pop("retry_exceptions", False)
+    max_retries = given.pop("max_retries", 3)
+    for name in ("max_calls", "name"):
+        given.pop(name, None)
+    metadata = ours.pop("metadata", None) or {}
+    return StepOptions(
+        **ours,
+        metadata=metadata,
+        max_retries=max_retries,
+        retry_exceptions=tuple(retried) if isinstance(retried, (list, tuple)) else retried,
+        ray=given,
+    )
+
+
+def check_user_metadata(metadata: object) -> None:
+    """Raise ValueError unless this is None or a dict of plain JSON."""
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata must be a dict.")
+    try:
+        json.dumps(metadata)
+    except TypeError as error:
+        raise ValueError(f"metadata must be JSON serializable, instead, we got 'TypeError: {error}'") from error

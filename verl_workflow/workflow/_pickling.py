@@ -1,0 +1,76 @@
+"""Pickles that outlive the cluster: object references in them stand for stored values, and steps for their names."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from verl_workflow.storage import Store
+from verl_workflow.workflow._damage import damaged
+
+# Asked with each object: a kind and a number, by which it is known to whoever loads; None: it is pickled as it is.
+Numbering = Callable[[Any], "tuple[str, int] | None"]
+_OBJECT = "object"
+
+
+def dumps(value: Any, store: Store, folder: str, number: Numbering | None = None) -> bytes:
+    """Pickle a value; what object references in it refer to is written below `folder` first, each content once.
+
+    Args:
+        number: for arguments of steps, which hold other steps.
+
+    Raises:
+        Exception: whatever pickling the user's objects raises.
+    """
+    from ray import ObjectRef, cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def persistent_id(self, thing: Any) -> Any:
+            if isinstance(thing, ObjectRef):
+                return _OBJECT, *_stored(thing, store, folder)
+            return None if number is None else number(thing)
+
+    stream = io.BytesIO()
+    Pickler(stream).dump(value)
+    return stream.getvalue()
+
+
+def loads(data: bytes, store: Store, numbered: Callable[[str, int], Any] | None = None) -> Any:
+    """The value behind `dumps`; references are new ones, to equal values.
+
+    Args:
+        numbered: what stands for the objects that were numbered.
+    """
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, key: Any) -> Any:
+            kind, *rest = key
+            if kind == _OBJECT:
+                return _reference(rest[0], rest[1], store)
+            assert numbered is not None, "only arguments hold steps"
+            return numbered(kind, rest[0])
+
+    return Unpickler(io.BytesIO(data)).load()
+
+
+def _stored(reference: Any, store: Store, folder: str) -> tuple[str, str]:
+    import ray
+
+    data = dumps(ray.get(reference), store, folder)
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"{folder}/{sha256}.pkl"
+    store.create(key, data)
+    return key, sha256
+
+
+def _reference(key: str, sha256: str, store: Store) -> Any:
+    import ray
+
+    data = store.get(key)
+    if data is None or hashlib.sha256(data).hexdigest() != sha256:
+        why = "is missing" if data is None else "is not the one that was recorded"
+        raise damaged(key, f"the value of an object reference {why}")
+    return ray.put(loads(data, store))

@@ -1,0 +1,41 @@
+"""What running steps last reported: for the eye, for time limits, and for attempts that go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_workflow.storage import Store
+from verl_workflow.stored_json import is_number, parse_json
+from verl_workflow.workflow._names import path_part, run_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Attributes: time: seconds since 1970, of the reporting machine. facts: as given; see `StepContext.report`."""
+
+    attempt: int
+    time: float
+    facts: Mapping[str, Any]
+
+
+def progress_key(run_id: str, step: str) -> str:
+    return f"{run_folder(run_id)}/progress/{path_part(step)}.json"
+
+
+def read_progress(store: Store, run_id: str, step: str) -> Progress | None:
+    """The last report on a step, of whatever attempt; None when there is none that can be read."""
+    data = store.get(progress_key(run_id, step))
+    try:
+        found = parse_json(data) if data is not None else None
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("facts"), dict):
+        return None
+    attempt, at = found.get("attempt"), found.get("time", 0.0)
+    if not isinstance(attempt, int) or not is_number(at):
+        return None
+    before = found.get("before")
+    facts = found["facts"] or (before if isinstance(before, dict) else {})
+    return Progress(attempt=attempt, time=float(at), facts=facts)
