@@ -89,6 +89,8 @@ class Driver:
         self._run_id = run_id
         self._folder = run_folder(run_id)
         self._schedule = Schedule(self._load_continuation)
+        # Of a graph's many small steps hardly any says how far it is, and each would cost a read.
+        self._reports = isinstance(plan, Plan)
         if isinstance(plan, Plan):
             steps = plan.in_order()
             self._targets = [step.name for step in steps]
@@ -151,7 +153,7 @@ class Driver:
             finally:
                 for future in self._running:
                     self._launcher.cancel(future)
-        return read_run(self._store, self._run_id)
+        return read_run(self._store, self._run_id, progress=self._reports)
 
     def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
         # All of them in one entry, so that either it was written or nothing but claims was.

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
+import string
 
 from verl_workflow.errors import ErrorCode, UserError
 
 LONGEST = 200
-_PLAIN = re.compile(r"(?!.*\.\.)[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SAFE = frozenset(string.ascii_letters + string.digits + "_-")
 _LONGEST_PART = 150
 
 
+@functools.lru_cache(maxsize=1024)
 def path_part(text: str) -> str:
     """The one file name for a text: itself when it is plain, else with ``=`` and two hexadecimal digits a byte.
 
     Two texts never share one: ``=`` itself is escaped, and what would be too long for a file system ends in its digest.
     """
-    if len(text) <= _LONGEST_PART and _PLAIN.fullmatch(text):
+    if len(text) <= _LONGEST_PART and ".." not in text and _PLAIN.fullmatch(text):
         return text
-    safe = "".join(
-        chr(byte) if byte < 128 and _PLAIN.fullmatch(chr(byte)) else f"={byte:02X}" for byte in text.encode()
-    )
+    safe = "".join(chr(byte) if chr(byte) in _SAFE else f"={byte:02X}" for byte in text.encode())
     if len(safe) <= _LONGEST_PART:
         return safe
     return f"{safe[: _LONGEST_PART - 67]}=={hashlib.sha256(text.encode()).hexdigest()}"
