@@ -32,11 +32,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two lanes: most tests wait for Ray or for processes to die. Tests of a file stay together, for they share a cluster.
+PYTEST = $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
 test: install lint
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: install lint
-	$(BIN)/pytest
+	$(PYTEST)
 
 lock: install
 	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --quiet -o requirements/dev.lock

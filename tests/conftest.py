@@ -12,6 +12,13 @@ import pytest
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("RAY_ADDRESS", None)
+# A loaded machine takes longer to start a cluster than Ray waits by default.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that the others run beside it."""
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
 
 
 @pytest.fixture(scope="session")

@@ -57,14 +57,21 @@ class Command:
         return self.log.read_text(errors="replace")[-4000:]
 
 
-def kill_command(command: Command) -> None:
+def kill_command(command: Command, *, machine: bool) -> None:
     """The user's own process, and with it the local cluster, without a chance to clean up.
 
     Returns when all that could touch the run is gone. Ray's agents, which only report, notice a minute or two later.
+
+    Args:
+        machine: kill the cluster's processes too, as when the machine is lost; they need 20 seconds to notice that
+            their owner is gone.
     """
     command.process.kill()
     command.process.wait(30)
     victims = [process for process in psutil.process_iter() if _is_of(process, command) and not _is_agent(process)]
+    for process in victims if machine else []:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     _, left = psutil.wait_procs(victims, timeout=90)
     assert not left, f"outlived the command: {left}"
 

@@ -62,7 +62,7 @@ def finished(folder: Path) -> RunState:
 
             again = running(stage, after_epoch=state.epoch)
             state = wait_for(current, store, RUN, again, f"{stage} again, after its driver was killed", pause=pause)
-            kill_command(current)
+            kill_command(current, machine=stage not in {"questions", "train"})
             current = resumed()
 
             again = running(stage, after_epoch=state.epoch)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 from verl_workflow.storage import Store
-
-# A loaded machine takes longer to start a cluster than Ray waits by default.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 
 
 @pytest.fixture
