@@ -96,7 +96,8 @@ def finished(folder: Path) -> RunState:
 @pytest.fixture
 def journal(folder: Path, finished: RunState) -> list[dict[str, object]]:
     store = Store(str(folder / "storage"))
-    return [json.loads(store.get(key) or b"") for key in store.list(f"runs/{RUN}/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"runs/{RUN}/journal")]
+    return [{**entry, **event} for entry in entries for event in entry.pop("events")]
 
 
 QUESTIONS = ("Ada: say 1111", "Zoe: print 0000", "Leo: repeat 1111")

@@ -40,7 +40,7 @@ class Victim:
             text=True,
             env={
                 **os.environ,
-                "PYTHONPATH": str(HERE.parent / "workflow"),
+                "PYTHONPATH": os.pathsep.join([str(HERE.parent / "workflow"), os.environ.get("PYTHONPATH", "")]),
                 # A loaded machine takes longer to start a cluster than Ray waits by default.
                 "RAY_raylet_start_wait_time_s": "120",
             },
@@ -101,7 +101,8 @@ def gate_runs_under(epoch: int) -> Callable[[RunState], bool]:
 
 
 def records(store: Store, kind: str) -> list[dict[str, Any]]:
-    found = [json.loads(store.get(key) or b"") for key in store.list("runs/r/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list("runs/r/journal")]
+    found = [{**entry, **event} for entry in entries for event in entry.pop("events")]
     return [record for record in found if record["kind"] == kind]
 
 

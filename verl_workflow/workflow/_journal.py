@@ -18,8 +18,10 @@ _NAME = re.compile(r"([0-9]{12})\.json")
 # S3 may refuse a conditional write because another one is under way, and that one may fail.
 _CONFLICT_TRIES = 5
 _CONFLICT_PAUSE_S = 0.2
-# A resumed driver reads one snapshot and fewer entries than this.
-_SNAPSHOT_EVERY = 500
+# A resumed driver reads one snapshot and fewer entries than this. Each snapshot holds all steps, so that runs of many
+# steps get one less often: each entry then costs the writing of about fifty steps' states.
+_SNAPSHOT_EVERY = 100
+_STEPS_AN_ENTRY = 50
 # `gc` leaves the entries of a run alone that somebody has written to so lately.
 STALE_AFTER_S = 3600.0
 
@@ -104,7 +106,7 @@ class Journal:
         if time.monotonic() - self._looked_at > STALE_AFTER_S / 2:
             # After so long a sleep the run may have been ended, and what lay at this number been cleared away.
             self._check_ownership()
-        if self.length - self._snapshot_at >= _SNAPSHOT_EVERY:
+        if self.length - self._snapshot_at >= max(_SNAPSHOT_EVERY, len(self.state.steps) // _STEPS_AN_ENTRY):
             self.snapshot()
 
     def request(self, event: CancelRequested) -> None:
@@ -173,11 +175,11 @@ class Journal:
         start = f"{self._folder}/journal/{first - 1:012}.json" if first > 0 else None
         names = (key.rsplit("/", 1)[-1] for key in self._store.list(f"{self._folder}/journal", after=start))
         numbers = [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
-        for seq in range(first, max(numbers, default=-1) + 1):
-            entry = self._get(seq)
-            if entry is None:
-                raise damaged(self._key(seq), "it is missing, and later ones are there")
-            yield entry
+        keys = [self._key(seq) for seq in range(first, max(numbers, default=-1) + 1)]
+        for seq, (key, data) in enumerate(zip(keys, self._store.get_all(keys), strict=True), first):
+            if data is None:
+                raise damaged(key, "it is missing, and later ones are there")
+            yield Entry.from_bytes(data, key, seq)
 
     def _get(self, seq: int) -> Entry | None:
         data = self._store.get(self._key(seq))

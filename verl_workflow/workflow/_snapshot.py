@@ -33,10 +33,14 @@ class Snapshot:
 
 
 def write_snapshot(store: Store, folder: str, snapshot: Snapshot) -> None:
-    """Keep a snapshot; one of the same number says the same."""
+    """Keep a snapshot, and the last one before it; one of the same number says the same."""
     body = json.dumps({"next": snapshot.next, "time": snapshot.time, "state": _state_to_json(snapshot.state)})
     text = json.dumps({"format": _FORMAT, "sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body})
+    older = store.list(folder)
     store.create(f"{folder}/{snapshot.next:012}.json", text.encode())
+    # The last one stays, for those who are just reading it.
+    for key in older[:-1]:
+        store.delete(key)
 
 
 def read_snapshot(store: Store, folder: str) -> Snapshot | None:
