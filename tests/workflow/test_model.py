@@ -51,8 +51,10 @@ class Mortal(Store):
 
     def _live(self) -> None:
         if self.dead:
-            # The heart of a dead process does not beat; its thread need not say so.
-            raise SystemExit if threading.current_thread().name.startswith("heartbeat") else Crash
+            # Hearts beat in a thread that others share.
+            if threading.current_thread().name == "heartbeats":
+                raise VerlWorkflowError(ErrorCode.STORAGE, "the process is dead")
+            raise Crash
 
 
 class Held:

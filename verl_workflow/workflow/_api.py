@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import time
 import uuid
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Client, default_storage, python_path
 from verl_workflow.workflow._exceptions import (
-    WorkflowCancellationError,
-    WorkflowExecutionError,
     WorkflowNotFoundError,
     WorkflowNotResumableError,
     WorkflowStillActiveError,
 )
-from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus, StepStatus
+from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
+from verl_workflow.workflow._outputs import await_output
 from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel
 from verl_workflow.workflow._status import WorkflowStatus
 
@@ -149,7 +146,7 @@ def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
         WorkflowExecutionError, WorkflowCancellationError: it has ended without the value.
         VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded, or can be loaded no more.
     """
-    return _await_output(_store(), _existing(workflow_id).run_id, task_id)
+    return await_output(_store(), _existing(workflow_id).run_id, task_id)
 
 
 def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
@@ -391,97 +388,15 @@ def _withdraw(workflow_id: str) -> None:
 def _deliver(workflow_id: str) -> Any:
     client = _client_of_process()
     stopped = _ask(client.host().wait, workflow_id)
-    return _output_of_ended(client.store, workflow_id, stopped)
-
-
-def _output_ref(workflow_id: str, task_id: str | None) -> Any:
-    """A reference to what `get_output` gives, made by a task of the caller's job that waits for it."""
-    import ray
-
-    client = _client_of_process()
-    host = client.host()
-    options = {"num_cpus": 0, "max_retries": -1, "name": f"output of {workflow_id}"}
-    return ray.remote(_output_task).options(**options).remote(client.store, host, workflow_id, task_id)
-
-
-def _output_task(store: Store, host: Any, workflow_id: str, task_id: str | None) -> Any:
-    import ray
-
-    stopped = ray.get(host.wait.remote(workflow_id)) if task_id is None else None
-    return _output_of_ended(store, workflow_id, stopped, task_id)
-
-
-def _output_of_ended(store: Store, workflow_id: str, stopped: BaseException | None, task_id: str | None = None) -> Any:
     # A driver that has lost the workflow to another one has not ended it: that one will.
     if stopped is not None and not isinstance(stopped, FencedError):
         raise stopped
-    return _await_output(store, workflow_id, task_id)
+    return await_output(client.store, workflow_id, None)
 
 
-def _await_output(store: Store, workflow_id: str, task_id: str | None) -> Any:
-    """The value, once it is there; polls the storage, for whoever drives the workflow may be anywhere."""
-    pause = _POLL_S
-    while True:
-        state = read_run(store, workflow_id, progress=False)
-        name = task_id if task_id is not None else _output_step(state)
-        step = state.steps.get(name) if name is not None else None
-        if step is not None:
-            source = step
-            while source.status is StepStatus.CONTINUED and source.continued_to is not None:
-                source = state.steps[source.continued_to]
-            if source.kept:
-                return source.value
-            if source.committed is not None:
-                raise ValueError(
-                    f"Cannot load output from task id '{name}' in workflow '{workflow_id}': it was not kept "
-                    "(checkpoint=False)"
-                )
-        if state.status is RunStatus.FAILED:
-            raise _failure(state) from _cause(state)
-        if state.status is RunStatus.CANCELLED:
-            raise WorkflowCancellationError.of(workflow_id)
-        if state.status is RunStatus.SUCCEEDED:
-            raise ValueError(f"No such task_id '{task_id}' in workflow '{workflow_id}'")
-        if state.status is RunStatus.RESUMABLE:
-            raise ValueError(
-                f"Cannot load output from workflow '{workflow_id}': nobody runs it. Go on with "
-                f"workflow.resume({workflow_id!r})."
-            )
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_POLL_S)
-
-
-def _output_step(state: RunState) -> str:
-    if "workflow" not in state.definition:
-        raise ValueError(f"'{state.run_id}' is a run of a pipeline: name one of its stages as task_id.")
-    return str(state.definition["workflow"]["root"])
-
-
-def _failure(state: RunState) -> WorkflowExecutionError:
-    error = state.error or {}
-    return WorkflowExecutionError.of(state.run_id, f"Step {error.get('step')}: {error.get('what')}")
-
-
-def _cause(state: RunState) -> BaseException:
-    """The exception that the step raised; what is left of it when its class cannot be loaded here."""
-    error: Mapping[str, Any] = state.error or {}
-    if "pickle" in error:
-        import pickle
-
-        try:
-            found = pickle.loads(base64.b64decode(error["pickle"]))
-            assert isinstance(found, BaseException)
-        except Exception as problem:  # noqa: BLE001 - loading calls the user's own classes
-            _log.info("the error of %s cannot be loaded here: %s", state.run_id, problem)
-        else:
-            return found
-    return VerlWorkflowError(
-        ErrorCode(error.get("code", "step_failed")),
-        str(error.get("what", "")),
-        where=str(error.get("where", "")),
-        remedy=str(error.get("remedy", "")),
-        retryable=bool(error.get("retryable", False)),
-    )
+def _output_ref(workflow_id: str, task_id: str | None) -> Any:
+    """A reference to what `get_output` gives; the host waits for it, and holds no worker for that."""
+    return _client_of_process().host().output.remote(workflow_id, task_id)
 
 
 def _step_metadata(state: RunState, task_id: str) -> dict[str, Any]:

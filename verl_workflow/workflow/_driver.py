@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import queue
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
 from verl_workflow.workflow._earlier import EarlierResult, cache_key_of, keep_result, read_earlier
+from verl_workflow.workflow._flight import Flight, Flying
 from verl_workflow.workflow._fold import Folded
 from verl_workflow.workflow._graph import Graph, Names
 from verl_workflow.workflow._heartbeat import INTERVAL_S, LEASE_S, Heartbeat
 from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._known import KnownValues
 from verl_workflow.workflow._launch import Launcher
 from verl_workflow.workflow._names import path_part, run_folder
 from verl_workflow.workflow._node import steps_of
@@ -39,21 +38,9 @@ from verl_workflow.workflow._records import (
 )
 from verl_workflow.workflow._schedule import Schedule
 from verl_workflow.workflow._state import RunState, read_definition, read_graph, read_run
-from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
-from verl_workflow.workflow._watch import Deadlines
+from verl_workflow.workflow._values import Codec, Value
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class _Running:
-    step: Step
-    attempt: int
-    cache_key: str | None
-    # Why it was stopped by this driver, None while it is wanted.
-    stopped: VerlWorkflowError | None = None
-    # Whether its failure means nothing any more.
-    dropped: bool = False
 
 
 class Driver:
@@ -99,7 +86,6 @@ class Driver:
             self._targets = [steps[-1].name]
         self._names = [step.name for step in steps]
         self._schedule.add(steps)
-        self._launcher = launcher
         self._owner = dict(owner) if owner is not None else this_process()
         self._reset = list(reset)
         self._force = force
@@ -107,17 +93,13 @@ class Driver:
         self._heartbeat_s = heartbeat_s
         self._poll_s = poll_s
         self._journal = Journal(store, run_id)
-        # Values that no record holds, as they were returned.
-        self._held: dict[str, tuple[Value, Any]] = {}
+        self._values = KnownValues(self._journal, store)
         # Steps whose inputs are there, with the monotonic time before which they must not start.
         self._ready: dict[str, float] = {}
-        self._running: dict[Future[Outcome], _Running] = {}
-        self._ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
-        self._deadlines = Deadlines(store, run_id)
+        self._flight = Flight(launcher, store, run_id)
         # What is to be written with the next entry, and launched after it.
         self._events: list[Event] = []
-        self._unwritten: dict[str, StepSucceeded] = {}
-        self._launches: list[tuple[Step, Call, tuple[Any, ...], str | None]] = []
+        self._launches: list[Flying] = []
         self._given = Names()
         self._error: dict[str, Any] | None = None
 
@@ -151,8 +133,7 @@ class Driver:
                 self._replay(self._journal.state, definition.get("seed", []))
                 self._drive(cancelled=self._journal.state.cancel_requested)
             finally:
-                for future in self._running:
-                    self._launcher.cancel(future)
+                self._flight.stop_all()
         return read_run(self._store, self._run_id, progress=self._reports)
 
     def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
@@ -186,8 +167,7 @@ class Driver:
                 next_poll = time.monotonic() + self._poll_s
             if (cancelled or self._journal.cancel_requested) and not cancelling:
                 cancelling = True
-                for future in list(self._running):
-                    self._launcher.cancel(future)
+                self._flight.stop_all()
             if not cancelling and self._error is None:
                 self._begin_due()
             end = self._end(cancelling)
@@ -200,37 +180,22 @@ class Driver:
                 # Met while these were written: they are not to begin.
                 self._launches.clear()
                 continue
-            self._launch()
-            self._await(next_poll)
-            self._settle_ended(cancelling)
-            self._stop_late()
+            for attempt in self._launches:
+                self._flight.start(attempt)
+            self._launches.clear()
+            self._flight.wait(min([next_poll, *(self._ready.values() if self._error is None else ())]))
+            for attempt, outcome in self._flight.landed():
+                self._settle(attempt, outcome, cancelling)
+            self._flight.stop_late()
 
     def _end(self, cancelling: bool) -> Event | None:
-        if self._running or self._launches:
+        if len(self._flight) or self._launches:
             return None
         if self._schedule.unfinished == 0 and self._error is None:
             return RunSucceeded()
         if cancelling:
             return RunCancelled()
         return None if self._error is None else RunFailed(error=self._error)
-
-    def _await(self, next_poll: float) -> None:
-        times = [next_poll, *self._deadlines.times()]
-        if self._error is None:
-            times.extend(self._ready.values())
-        pause = max(min(times) - time.monotonic(), 0.0)
-        try:
-            self._ended.put(self._ended.get(timeout=pause))
-        except queue.Empty:
-            return
-
-    def _settle_ended(self, cancelling: bool) -> None:
-        while not self._ended.empty():
-            future = self._ended.get()
-            ended = self._running.pop(future, None)
-            if ended is not None:
-                self._deadlines.forget(future)
-                self._settle(ended, future.result(), cancelling)
 
     def _begin_due(self) -> None:
         # A step that is taken from an earlier run makes others ready at once.
@@ -243,22 +208,14 @@ class Driver:
 
     def _begin(self, step: Step) -> None:
         try:
-            cache_key = cache_key_of(step, self._inputs(step)) if step.key is not None else None
+            cache_key = cache_key_of(step, self._values.loaded(self._sources(step))) if step.key is not None else None
         except Exception as error:  # noqa: BLE001 - it ends the step, with its cause in the journal
             self._fail(step, self._number(step), Raised.of(error), will_retry=False)
             return
         if cache_key is not None and self._take_earlier(step, cache_key):
             return
         attempt = self._number(step)
-        inputs: dict[str, Value | int] = {}
-        held: list[Any] = []
-        for name in step.after:
-            source = self._schedule.source(name)
-            if source in self._held:
-                inputs[name] = len(held)
-                held.append(self._held[source][1])
-            else:
-                inputs[name] = self._value(source)
+        inputs, held = self._values.for_call(self._sources(step))
         call = Call(
             call=step.call,
             store=self._store,
@@ -272,19 +229,11 @@ class Driver:
             kept=self._kept(step),
             clocked=step.start_to_close_s is not None or step.heartbeat_s is not None,
         )
-        self._launches.append((step, call, tuple(held), cache_key))
+        self._launches.append(Flying(step=step, call=call, held=held, cache_key=cache_key))
 
     def _kept(self, step: Step) -> bool:
         """What the whole run is for is always written down."""
         return step.kept or any(self._schedule.source(target) == step.name for target in self._targets)
-
-    def _launch(self) -> None:
-        for step, call, held, cache_key in self._launches:
-            future = self._launcher.start(step, call, held)
-            self._running[future] = _Running(step=step, attempt=call.attempt, cache_key=cache_key)
-            self._deadlines.watch(future, step, call.attempt)
-            future.add_done_callback(self._ended.put)
-        self._launches.clear()
 
     def _number(self, step: Step) -> int:
         """Open a new attempt in the journal."""
@@ -306,10 +255,8 @@ class Driver:
         self._commit(step, 0, earlier.to_value(), reused_from=earlier.run_id)
         return True
 
-    def _settle(self, ended: _Running, outcome: Outcome, cancelling: bool) -> None:
+    def _settle(self, ended: Flying, outcome: Outcome, cancelling: bool) -> None:
         step = ended.step
-        if ended.stopped is not None and not isinstance(outcome, Returned | Continued):
-            outcome = Raised.of(ended.stopped)
         if isinstance(outcome, Returned):
             if ended.cache_key is not None:
                 # Before the commit: should this driver die in between, the next one finds the result here.
@@ -324,10 +271,10 @@ class Driver:
         elif ended.dropped:
             self._fail(step, ended.attempt, outcome, will_retry=False, fatal=False)
         elif outcome.lost_inputs:
-            lost = [name for name in step.after if self._schedule.source(name) in self._held]
+            lost = [source for source in self._sources(step).values() if self._values.is_held(source)]
             self._fail(step, ended.attempt, dataclasses.replace(outcome, crash=True), will_retry=True)
             for name in lost:
-                self._held.pop(self._schedule.source(name), None)
+                self._values.drop(name)
             self._ready.pop(step.name, None)
             self._make_ready(self._schedule.lose(lost, step.name))
         else:
@@ -344,11 +291,9 @@ class Driver:
     ) -> None:
         kept = self._kept(step)
         if not kept:
-            self._held[step.name] = value, held
-        elif value.inline is not None and (value.codec is Codec.JSON or len(value.inline) > INLINE_LIMIT):
-            key = f"{self._value_key(step, attempt)}.{'json' if value.codec is Codec.JSON else 'pkl'}"
-            self._store.put(key, value.inline)
-            value = dataclasses.replace(value, inline=None, key=key)
+            self._values.hold(step.name, held)
+        else:
+            value = self._values.stored(value, self._value_key(step, attempt))
         self._record(StepSucceeded.of(step.name, attempt, value, kept=kept, reused_from=reused_from))
         self._advance(*self._schedule.finish(step.name))
 
@@ -362,7 +307,7 @@ class Driver:
         graph = read_graph(self._store, outcome.graph_key, outcome.sha256)
         self._advance(*self._schedule.go_on(step.name, steps_of(graph, names, self._store)))
 
-    def _caught(self, step: Step, ended: _Running, outcome: Raised) -> bool:
+    def _caught(self, step: Step, ended: Flying, outcome: Raised) -> bool:
         """Make an error the value of the step, or of the nearest one that led to it, that catches errors."""
         assert outcome.pickle is not None
         value = Value.of(outcome.pickle, Codec.CAUGHT)
@@ -376,10 +321,7 @@ class Driver:
             self._fail(step, ended.attempt, outcome, will_retry=False, fatal=False)
             stopped = VerlWorkflowError(ErrorCode.CANCELLED, f"step {step.name} beside it has failed", where=scope)
             below = set(self._schedule.drop_below(scope))
-            for future, running in self._running.items():
-                if running.step.name in below:
-                    running.stopped, running.dropped = stopped, True
-                    self._launcher.cancel(future)
+            self._flight.drop(below, stopped)
             self._ready = {name: at for name, at in self._ready.items() if name not in below}
             self._record(StepSucceeded.of(scope, 0, value))
             self._advance(*self._schedule.settle(scope))
@@ -389,7 +331,7 @@ class Driver:
     def _advance(self, ready: list[str], unused: list[str]) -> None:
         self._make_ready(ready)
         for name in unused:
-            self._held.pop(name, None)
+            self._values.drop(name)
 
     def _make_ready(self, names: Iterable[str]) -> None:
         self._ready.update(dict.fromkeys(names, 0.0))
@@ -414,33 +356,21 @@ class Driver:
         elif fatal and self._error is None:
             self._error = error
 
-    def _stop_late(self) -> None:
-        for future, error in self._deadlines.passed():
-            running = self._running.get(future)
-            if running is not None:
-                running.stopped = error
-                self._launcher.cancel(future)
-
     def _flush(self) -> None:
         if self._events:
             events, self._events = self._events, []
             self._journal.append(*events)
-            self._unwritten.clear()
+            self._values.written()
 
     def _record(self, event: StepSucceeded) -> None:
         self._events.append(event)
-        self._unwritten[event.step] = event
+        self._values.record(event)
 
     def _value_key(self, step: Step, attempt: int) -> str:
         return f"{self._folder}/values/{path_part(step.name)}-{self._journal.epoch}-{attempt}"
 
-    def _inputs(self, step: Step) -> dict[str, Any]:
-        return {name: self._value(self._schedule.source(name)).load(self._store, name) for name in step.after}
-
-    def _value(self, name: str) -> Value:
-        committed = self._unwritten.get(name) or self._journal.state.step(name).committed
-        assert committed is not None and committed.value is not None, f"step {name} has no value"
-        return committed.value
+    def _sources(self, step: Step) -> dict[str, str]:
+        return {name: self._schedule.source(name) for name in step.after}
 
     def _load_continuation(self, name: str) -> list[Step]:
         continued = self._journal.state.step(name).continued

@@ -52,23 +52,24 @@ class Heartbeat:
         self._facts = {"epoch": epoch, "owner": dict(owner)}
         self._interval = interval_s
         self._count = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"heartbeat of {run_id}", daemon=True)
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Heartbeat:
         self._write(released=False)
-        self._thread.start()
+        _PULSE.add(self, self._interval)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._ended.set()
-        self._thread.join()
+        _PULSE.remove(self)
         # Says that nobody needs to wait for this driver any more.
-        self._write(released=True)
+        with self._lock:
+            self._write(released=True)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(self._interval):
-            self._write(released=False)
+    def beat(self) -> None:
+        """Write another sign, unless the last one has been written."""
+        with self._lock:
+            if _PULSE.has(self):
+                self._write(released=False)
 
     def _write(self, *, released: bool) -> None:
         try:
@@ -80,6 +81,51 @@ class Heartbeat:
             self._store.put(heartbeat_key(self._run_id), json.dumps(facts).encode())
         except VerlWorkflowError as error:
             _log.warning("heartbeat of run %s not written: %s", self._run_id, error)
+
+
+class _Pulse:
+    """One thread that lets all heartbeats of a process beat: a host may drive a thousand runs."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._due: dict[Heartbeat, tuple[float, float]] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, heartbeat: Heartbeat, interval_s: float) -> None:
+        with self._changed:
+            self._due[heartbeat] = time.monotonic() + interval_s, interval_s
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, heartbeat: Heartbeat) -> None:
+        with self._changed:
+            del self._due[heartbeat]
+
+    def has(self, heartbeat: Heartbeat) -> bool:
+        with self._changed:
+            return heartbeat in self._due
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                due = [each for each, (at, _) in self._due.items() if at <= now]
+                if not due:
+                    self._changed.wait(max(min((at for at, _ in self._due.values()), default=now + 60.0) - now, 0.0))
+                    continue
+                for each in due:
+                    interval = self._due[each][1]
+                    self._due[each] = now + interval, interval
+            for each in due:
+                try:
+                    each.beat()
+                except Exception:  # noqa: BLE001 - the other hearts must not stop for it
+                    _log.exception("a heartbeat was not written")
+
+
+_PULSE = _Pulse()
 
 
 def known_gone(heartbeat: Mapping[str, Any] | None, owner: Mapping[str, Any], epoch: int) -> bool:

@@ -14,11 +14,13 @@ import threading
 import time
 from collections.abc import Sequence
 
+from verl_workflow.errors import FencedError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._outputs import Delivered, output_to_deliver
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._state import list_runs, read_definition, read_graph
 
@@ -72,6 +74,16 @@ class WorkflowHost:
         await self._recovered
         future = self._driven.get(run_id)
         return None if future is None else await asyncio.shield(future)
+
+    async def output(self, run_id: str, task_id: str | None) -> Delivered:
+        """The output of a workflow, driven here or elsewhere, once it is there. Raises as `get_output`."""
+        if (
+            task_id is None
+            and (stopped := await self.wait(run_id)) is not None
+            and not isinstance(stopped, FencedError)
+        ):
+            raise stopped
+        return await output_to_deliver(self._store, run_id, task_id)
 
     async def withdraw(self, run_id: str) -> bool:
         """Take a workflow out of the queue; False when it is not in it."""

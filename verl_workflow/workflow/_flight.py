@@ -1,0 +1,94 @@
+"""The attempts of a run that are under way."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from verl_workflow.errors import VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
+from verl_workflow.workflow._launch import Launcher
+from verl_workflow.workflow._plan import Step
+from verl_workflow.workflow._watch import Deadlines
+
+
+@dataclass(kw_only=True)
+class Flying:
+    """An attempt.
+
+    Attributes:
+        cache_key: what its value is called in all runs, if it is. stopped: why this driver has stopped it, None while
+            it is wanted. dropped: its failure means nothing any more.
+    """
+
+    step: Step
+    call: Call
+    held: tuple[Any, ...]
+    cache_key: str | None = None
+    stopped: VerlWorkflowError | None = None
+    dropped: bool = False
+
+    @property
+    def attempt(self) -> int:
+        return self.call.attempt
+
+
+class Flight:
+    """Starts attempts, and stops them, when their time is over too; hands out what came of them."""
+
+    def __init__(self, launcher: Launcher, store: Store, run_id: str) -> None:
+        self._launcher = launcher
+        self._deadlines = Deadlines(store, run_id)
+        self._flying: dict[Future[Outcome], Flying] = {}
+        self._landed: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._flying)
+
+    def start(self, attempt: Flying) -> None:
+        future = self._launcher.start(attempt.step, attempt.call, attempt.held)
+        self._flying[future] = attempt
+        self._deadlines.watch(future, attempt.step, attempt.attempt)
+        future.add_done_callback(self._landed.put)
+
+    def stop_all(self) -> None:
+        for future in list(self._flying):
+            self._launcher.cancel(future)
+
+    def drop(self, steps: Collection[str], why: VerlWorkflowError) -> None:
+        """Stop the attempts at these steps, whatever they come to."""
+        for future, attempt in list(self._flying.items()):
+            if attempt.step.name in steps:
+                attempt.stopped, attempt.dropped = why, True
+                self._launcher.cancel(future)
+
+    def wait(self, until: float) -> None:
+        """Wait for an attempt to end, for its limit, or for a point of the monotonic clock, whichever comes first."""
+        pause = min([until, *self._deadlines.times()]) - time.monotonic()
+        try:
+            self._landed.put(self._landed.get(timeout=max(pause, 0.0)))
+        except queue.Empty:
+            return
+
+    def landed(self) -> Iterator[tuple[Flying, Outcome]]:
+        """The attempts that have ended since, and what came of them."""
+        while not self._landed.empty():
+            future = self._landed.get()
+            attempt = self._flying.pop(future)
+            self._deadlines.forget(future)
+            outcome = future.result()
+            if attempt.stopped is not None and not isinstance(outcome, Returned | Continued):
+                outcome = Raised.of(attempt.stopped)
+            yield attempt, outcome
+
+    def stop_late(self) -> None:
+        for future, error in self._deadlines.passed():
+            attempt = self._flying.get(future)
+            if attempt is not None:
+                attempt.stopped = error
+                self._launcher.cancel(future)
