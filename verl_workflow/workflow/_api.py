@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 import uuid
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
 from verl_workflow.workflow._outputs import await_output
-from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel
+from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel, run_exists
 from verl_workflow.workflow._status import WorkflowStatus
 
 _CLIENT: Client | None = None
@@ -193,12 +194,9 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
     Raises:
         ValueError: there is no such workflow, or no such step in it.
     """
-    try:
-        state = read_run(_store(), workflow_id, progress=False)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_UNKNOWN:
-            raise
-        raise ValueError(f"No such workflow_id '{workflow_id}'") from error
+    if not run_exists(_store(), workflow_id):
+        raise ValueError(f"No such workflow_id '{workflow_id}'")
+    state = read_run(_store(), workflow_id, progress=False)
     if task_id is not None:
         return _step_metadata(state, task_id)
     started = next(iter(sorted(a.started_at for step in state.steps.values() for a in step.attempts)), state.created_at)
@@ -296,16 +294,11 @@ def _begin(
     check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     client = _client_of_process()
     host, store = client.host(), client.store
-    known = _known(workflow_id)
-    if known is not None:
-        return _go_on(known, "accept")
+    if run_exists(store, workflow_id):
+        return _go_on(_existing(workflow_id), "accept")
     folder = run_folder(workflow_id)
     view = DagView(args, kwargs)
     graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
-    if not _ask(host.has_room):
-        import queue
-
-        raise queue.Full("Workflow queue has been full")
     saved = save_graph(graph, store, workflow_id)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
@@ -316,7 +309,12 @@ def _begin(
             raise
         # Somebody was faster with the same id.
         raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.") from error
-    _ask(host.submit, workflow_id)
+    try:
+        _ask(host.submit, workflow_id)
+    except queue.Full:
+        # Refused, it is as if it had never been.
+        store.delete_folder(folder, first=f"{folder}/definition.json")
+        raise
     return workflow_id
 
 
@@ -343,22 +341,11 @@ def _go_on(state: RunState, on_code_change: str) -> str:
     return workflow_id
 
 
-def _known(workflow_id: str) -> RunState | None:
-    try:
-        return read_run(_store(), workflow_id, progress=False)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_UNKNOWN:
-            raise
-        return None
-
-
 def _existing(workflow_id: str) -> RunState:
-    if not isinstance(workflow_id, str):
-        raise TypeError("workflow_id has to be a string type.")
-    state = _known(workflow_id)
-    if state is None:
+    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    if not run_exists(_store(), workflow_id):
         raise WorkflowNotFoundError.of(workflow_id, _store().uri)
-    return state
+    return read_run(_store(), workflow_id, progress=False)
 
 
 def _is_workflow(state: RunState) -> bool:

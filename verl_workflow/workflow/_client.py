@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import secrets
@@ -105,7 +106,12 @@ def default_storage() -> str:
 
 def python_path() -> tuple[str, ...]:
     """Where this process finds modules that are not installed: what a worker of another script's cluster misses."""
+    return _looked_in(tuple(sys.path), str(Path.cwd()))
+
+
+@functools.lru_cache(maxsize=8)
+def _looked_in(path: tuple[str, ...], here: str) -> tuple[str, ...]:
     installed = tuple(f"{os.path.realpath(root)}{os.sep}lib" for root in (sys.prefix, sys.base_prefix))
-    folders = [Path(folder or ".").resolve() for folder in [*sys.path, "."]]
+    folders = [Path(here, folder).resolve() for folder in [*path, ""]]
     found = [str(folder) for folder in folders if folder.is_dir() and not str(folder).startswith(installed)]
     return tuple(dict.fromkeys(found))

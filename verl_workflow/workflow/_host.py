@@ -64,11 +64,6 @@ class WorkflowHost:
         await self._recovered
         self._submit(run_id, tuple(reset))
 
-    async def has_room(self) -> bool:
-        """Whether another workflow could be submitted."""
-        running, pending = self._limits
-        return running < 0 or len(self._active()) < running or pending < 0 or len(self._waiting) < pending
-
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
         await self._recovered

@@ -202,6 +202,11 @@ def read_graph(store: Store, key: str, sha256: str) -> Graph:
     return Graph.from_bytes(data, key)
 
 
+def run_exists(store: Store, run_id: str) -> bool:
+    """Whether a run of this id was created, damaged or not."""
+    return store.get(_definition_key(run_id)) is not None
+
+
 def read_definition(store: Store, run_id: str) -> dict[str, Any]:
     """What `create_run` stored: ``definition``, ``created_at`` and more. Raises like `read_run`."""
     check_run_id(run_id)
