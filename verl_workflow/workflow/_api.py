@@ -293,9 +293,10 @@ def _begin(
     workflow_id = f"{uuid.uuid4()}.{time.time():.9f}" if workflow_id is None else workflow_id
     check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     client = _client_of_process()
-    host, store = client.host(), client.store
+    store = client.store
     if run_exists(store, workflow_id):
         return _go_on(_existing(workflow_id), "accept")
+    host = client.host()
     folder = run_folder(workflow_id)
     view = DagView(args, kwargs)
     graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
@@ -374,7 +375,8 @@ def _withdraw(workflow_id: str) -> None:
 
 def _deliver(workflow_id: str) -> Any:
     client = _client_of_process()
-    stopped = _ask(client.host().wait, workflow_id)
+    # What has ended before needs no cluster.
+    stopped = _ask(client.host().wait, workflow_id) if client.is_met else None
     # A driver that has lost the workflow to another one has not ended it: that one will.
     if stopped is not None and not isinstance(stopped, FencedError):
         raise stopped

@@ -50,6 +50,11 @@ class Client:
             self._session = session
         return self._host
 
+    @property
+    def is_met(self) -> bool:
+        """Whether the host was needed so far."""
+        return self._host is not None
+
     def forget(self) -> None:
         """Look for the host anew: it has died, with its cluster or for good."""
         self._host = None
