@@ -35,6 +35,7 @@ from verl_workflow.workflow._exceptions import (
 )
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
+from verl_workflow.workflow._metadata import module_path
 from verl_workflow.workflow._node import current
 from verl_workflow.workflow._options import options
 from verl_workflow.workflow._owner import this_process
@@ -107,6 +108,7 @@ __all__ = [
     "init",
     "list_all",
     "list_runs",
+    "module_path",
     "options",
     "read_earlier",
     "read_run",
