@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _workflows import run_workflow
+from _one_step import run_workflow
 
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, StepStatus, read_run

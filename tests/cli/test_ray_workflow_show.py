@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from _runs import Invoke, Runs
-from _workflows import make_workflow, run_workflow
+from _one_step import make_workflow, run_workflow
 from typer.testing import CliRunner
 
 from verl_workflow.cli import ray_workflow_app
@@ -180,7 +180,7 @@ def test_output_finds_the_users_classes_where_the_workflow_was_made(tmp_path: Pa
         "import sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import shapes\n"
-        "import _workflows as pieces\n"
+        "import _one_step as pieces\n"
         "from verl_workflow.storage import Store\n"
         "from verl_workflow.workflow import _graph, _client\n"
         "from dataclasses import replace\n"
