@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _runs import Invoke, Runs
 from _one_step import make_workflow, run_workflow
+from _runs import Invoke, Runs
 from typer.testing import CliRunner
 
 from verl_workflow.cli import ray_workflow_app
@@ -21,7 +21,7 @@ from verl_workflow.workflow import (
     read_run,
 )
 
-COMMANDS = ["list", "status", "resume", "resume-all", "cancel", "delete", "output", "metadata"]
+COMMANDS = ["list", "status", "resume", "resume-all", "cancel", "delete", "output", "metadata", "events send"]
 PROGRAM = "from verl_workflow.cli import ray_workflow_main; ray_workflow_main()"
 
 
@@ -50,7 +50,7 @@ def broken() -> None:
 
 def test_every_command_is_there_and_speaks_json() -> None:
     for command in COMMANDS:
-        shown = CliRunner().invoke(ray_workflow_app, [command, "--help"], env={"COLUMNS": "200"})
+        shown = CliRunner().invoke(ray_workflow_app, [*command.split(), "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0, command
         assert "--json" in shown.output, command
         assert "--storage" in shown.output, command
@@ -103,6 +103,9 @@ def test_list_shows_workflows_and_pipelines_and_filters(runs: Runs, invoke: Invo
         ["delete", "nope", "--yes"],
         ["output", "nope"],
         ["metadata", "nope"],
+        ["events", "send", "nope", "key", "1"],
+        ["events", "send", "nope", "key", "no json"],
+        ["events", "sned"],
         ["status", ".."],
         ["list", "--status", "SUCCESFUL"],
         ["resume", "x", "--on-code-change", "perhaps"],
@@ -245,6 +248,19 @@ def test_what_is_damaged_can_be_deleted(runs: Runs, invoke: Invoke) -> None:
     assert invoke("status", "good", "--json").exit_code == 1
     assert invoke("delete", "good", "--yes").exit_code == 0
     assert runs.store.list("runs/good") == []
+
+
+def test_an_event_is_sent_once(runs: Runs, invoke: Invoke) -> None:
+    make_workflow(runs.store, "waiting", five)
+    for _ in range(2):
+        shown = invoke("events", "send", "waiting", "approved", '{"by": "me"}', "--json")
+        assert (shown.exit_code, document(shown)["stored"]) == (0, True)
+    stored = json.loads(runs.store.get("runs/waiting/events/approved.json") or b"")
+    assert stored == {"event_key": "approved", "payload": {"by": "me"}}
+    shown = invoke("events", "send", "waiting", "approved", "2", "--json")
+    assert (shown.exit_code, document(shown)["error"]["code"]) == (2, "event_conflict")
+    assert invoke("events", "send", "waiting", "bare").exit_code == 0
+    assert invoke("events", "send", "waiting", "", "1", "--json").exit_code == 2
 
 
 def test_resume_needs_no_cluster_to_say_no(runs: Runs, invoke: Invoke) -> None:

@@ -13,6 +13,8 @@ from verl_workflow.storage import Store
 
 # A loaded machine takes longer to start a cluster than Ray waits by default.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+# So does Serve for its proxy, of which it starts another one then.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")
 
 
 @pytest.fixture
@@ -33,12 +35,13 @@ def ray_cluster() -> Iterator[Any]:
     import ray
 
     folder = tempfile.mkdtemp(prefix="vw-", dir="/tmp")
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local",
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
         _temp_dir=folder,
     )
     try:

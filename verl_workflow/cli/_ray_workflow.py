@@ -8,7 +8,7 @@ import typer
 
 from verl_workflow.cli._app import Commands
 from verl_workflow.cli._output import checked_stdout
-from verl_workflow.cli._workflow_change import cancel, delete
+from verl_workflow.cli._workflow_change import cancel, delete, send_event
 from verl_workflow.cli._workflow_resume import resume, resume_all
 from verl_workflow.cli._workflow_show import list_, metadata, output, status
 
@@ -47,6 +47,10 @@ ray_workflow_app.command()(cancel)
 ray_workflow_app.command()(delete)
 ray_workflow_app.command()(output)
 ray_workflow_app.command()(metadata)
+
+_events = typer.Typer(help="Events for workflows that wait for them.", no_args_is_help=True)
+_events.command("send")(send_event)
+ray_workflow_app.add_typer(_events, name="events")
 
 
 def main() -> None:

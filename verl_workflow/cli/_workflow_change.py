@@ -1,4 +1,4 @@
-"""`ray-workflow cancel` and `delete`. Needs no cluster."""
+"""`ray-workflow cancel`, `delete`, `events send` and `gc`. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -61,6 +61,41 @@ def delete(
             print_json({"workflow_id": workflow_id, "storage": store.uri, "deleted": True})
         else:
             print_line(f"workflow {workflow_id}: deleted")
+
+
+def send_event(
+    workflow_id: WorkflowId,
+    event_key: Annotated[str, typer.Argument(metavar="KEY", help="What the workflow waits for.", show_default=False)],
+    payload: Annotated[str, typer.Argument(metavar="PAYLOAD", help="JSON that goes with it.")] = "null",
+    storage: _options.Storage = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Send an event to a workflow; it is kept until the workflow asks for it.
+
+    To send the same one again is no error; another payload under the same key is refused.
+    """
+    with reported(as_json):
+        from verl_workflow import workflow
+        from verl_workflow.stored_json import parse_json
+
+        try:
+            value = parse_json(payload)
+        except ValueError as error:
+            raise UserError(
+                ErrorCode.USAGE_INVALID,
+                f"the payload is not JSON: {error}",
+                where="PAYLOAD",
+                value=payload,
+                remedy="""Write a text as '"text"', with both kinds of quotes.""",
+            ) from error
+        # Known before it is sent, so that a mistyped id is answered with the nearest one.
+        store, _ = open_workflow(storage, workflow_id)
+        with api_errors(workflow_id):
+            workflow.send_event(workflow_id, event_key, value)
+        if as_json:
+            print_json({"workflow_id": workflow_id, "storage": store.uri, "event_key": event_key, "stored": True})
+        else:
+            print_line(f"workflow {workflow_id}: event {event_key} is stored")
 
 
 def _confirm(workflow_id: str, storage: str, as_json: bool) -> None:

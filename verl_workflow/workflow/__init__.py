@@ -20,6 +20,8 @@ from verl_workflow.workflow._api import (
     resume_async,
     run,
     run_async,
+    send_event,
+    serve_events,
 )
 from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._driver import Driver
@@ -40,6 +42,7 @@ from verl_workflow.workflow._node import current
 from verl_workflow.workflow._options import options
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan, RetryPolicy, Step, StepContext
+from verl_workflow.workflow._sent_events import HTTPListener, StorageListener
 from verl_workflow.workflow._state import (
     RunState,
     StepState,
@@ -74,6 +77,7 @@ __all__ = [
     "DriverHandle",
     "EarlierResult",
     "EventListener",
+    "HTTPListener",
     "InlineLauncher",
     "Launcher",
     "Plan",
@@ -85,6 +89,7 @@ __all__ = [
     "StepContext",
     "StepState",
     "StepStatus",
+    "StorageListener",
     "TimerListener",
     "WorkflowCancellationError",
     "WorkflowError",
@@ -118,6 +123,8 @@ __all__ = [
     "resume_async",
     "run",
     "run_async",
+    "send_event",
+    "serve_events",
     "sleep",
     "start_driver",
     "still_drives",

@@ -235,6 +235,56 @@ def cancel(workflow_id: str) -> None:
         time.sleep(_POLL_S)
 
 
+def send_event(workflow_id: str, event_key: str, payload: Any = None) -> None:
+    """Send an event to a workflow from outside, for a `StorageListener` or `HTTPListener` there; needs no Ray.
+
+    It is kept until the workflow asks for it. To send the same one again is no error.
+
+    Args:
+        event_key: 1 to 200 characters; equal ones of two workflows are two events. payload: plain JSON.
+
+    Raises:
+        WorkflowNotFoundError: there is no such workflow.
+        UserError: EVENT_CONFLICT, another payload was sent under this key; DATA_INVALID, it is no JSON; USAGE_INVALID,
+            the key cannot be one.
+    """
+    from verl_workflow.workflow._sent_events import store_event
+
+    try:
+        store_event(_store(), workflow_id, event_key, payload)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        raise WorkflowNotFoundError.of(workflow_id, _store().uri) from error
+
+
+def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str = "/event") -> str:
+    """Take events in over HTTP, by an application of Ray Serve on the connected cluster; returns its address.
+
+    ``POST <address>/send_event/<workflow id>`` with ``{"event_key": ..., "event_payload": ...}`` does what `send_event`
+    does: 200 when the event is stored, 400: the body is none; 404: there is no such workflow; 409: it has another
+    payload under this key; 503: the storage fails.
+
+    Args:
+        host, port: what Serve listens on, if it does not run yet; else they have to be those it listens on. Whoever
+            reaches them may send events: there is no authentication, hence the loopback address.
+
+    Raises:
+        UserError(DEPENDENCY_MISSING): Ray Serve is not installed.
+    """
+    try:
+        import ray.serve  # noqa: F401
+
+        from verl_workflow.workflow._http_events import deploy_events
+    except ImportError as error:
+        raise UserError(
+            ErrorCode.DEPENDENCY_MISSING,
+            f"taking events in over HTTP needs Ray Serve ({error})",
+            remedy='Install it with: uv pip install "verl-workflow[serve]".',
+        ) from error
+    return deploy_events(_store(), host=host, port=port, route_prefix=route_prefix)
+
+
 def delete(workflow_id: str) -> None:
     """Remove a workflow with all it has stored.
 
