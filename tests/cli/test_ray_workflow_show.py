@@ -21,7 +21,7 @@ from verl_workflow.workflow import (
     read_run,
 )
 
-COMMANDS = ["list", "status", "resume", "resume-all", "cancel", "delete", "output", "metadata", "events send"]
+COMMANDS = ["list", "status", "resume", "resume-all", "cancel", "delete", "output", "metadata", "events send", "gc"]
 PROGRAM = "from verl_workflow.cli import ray_workflow_main; ray_workflow_main()"
 
 
@@ -261,6 +261,24 @@ def test_an_event_is_sent_once(runs: Runs, invoke: Invoke) -> None:
     assert (shown.exit_code, document(shown)["error"]["code"]) == (2, "event_conflict")
     assert invoke("events", "send", "waiting", "bare").exit_code == 0
     assert invoke("events", "send", "waiting", "", "1", "--json").exit_code == 2
+
+
+def test_gc_tells_what_it_removed(runs: Runs, invoke: Invoke) -> None:
+    run_workflow(runs.store, "good", five)
+    for key in runs.store.list("runs/good/journal"):
+        entry = json.loads(runs.store.get(key) or b"")
+        runs.store.put(key, json.dumps({**entry, "time": entry["time"] - 4000}).encode())
+    entries = len(runs.store.list("runs/good/journal"))
+    (runs.path / "runs" / "torn").mkdir()
+    (runs.path / "runs" / "torn" / "definition.json").write_text("{")
+    shown = invoke("gc", "--json")
+    removed = document(shown)["removed"]
+    assert (shown.exit_code, removed["entries"], removed["damaged"]) == (1, entries - 1, ["torn"])
+    assert removed["bytes"] > 0
+    assert invoke("output", "good").stdout == "5\n"
+    shown = invoke("gc", "good")
+    assert (shown.exit_code, shown.stdout.startswith("1 runs: removed 0 bytes")) == (0, True)
+    assert invoke("gc", "nope", "--json").exit_code == 2
 
 
 def test_resume_needs_no_cluster_to_say_no(runs: Runs, invoke: Invoke) -> None:

@@ -8,8 +8,8 @@ import typer
 
 from verl_workflow.cli._app import Commands
 from verl_workflow.cli._output import checked_stdout
-from verl_workflow.cli._workflow_change import cancel, delete, send_event
-from verl_workflow.cli._workflow_resume import resume, resume_all
+from verl_workflow.cli._workflow_change import cancel, delete, gc, send_event
+from verl_workflow.cli._workflow_resume import fork, resume, resume_all
 from verl_workflow.cli._workflow_show import list_, metadata, output, status
 
 ray_workflow_app = typer.Typer(
@@ -43,10 +43,12 @@ ray_workflow_app.command("list")(list_)
 ray_workflow_app.command()(status)
 ray_workflow_app.command()(resume)
 ray_workflow_app.command()(resume_all)
+ray_workflow_app.command()(fork)
 ray_workflow_app.command()(cancel)
 ray_workflow_app.command()(delete)
 ray_workflow_app.command()(output)
 ray_workflow_app.command()(metadata)
+ray_workflow_app.command()(gc)
 
 _events = typer.Typer(help="Events for workflows that wait for them.", no_args_is_help=True)
 _events.command("send")(send_event)

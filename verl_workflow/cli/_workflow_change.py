@@ -98,6 +98,31 @@ def send_event(
             print_line(f"workflow {workflow_id}: event {event_key} is stored")
 
 
+def gc(
+    workflow_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="Of one workflow or run only.", show_default=False)
+    ] = None,
+    storage: _options.Storage = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Remove what workflows that ended more than an hour ago need no more; status and outputs stay as they are."""
+    with reported(as_json):
+        from verl_workflow import workflow
+
+        store = open_storage(storage) if workflow_id is None else open_workflow(storage, workflow_id)[0]
+        collected = workflow.gc(workflow_id)
+        if as_json:
+            print_json({"storage": store.uri, "removed": collected.to_json()})
+        else:
+            kinds = ("entries", "snapshots", "values", "graphs", "objects", "progress")
+            counts = ", ".join(f"{getattr(collected, kind)} {kind}" for kind in kinds)
+            print_line(f"{collected.runs} runs: removed {collected.bytes} bytes ({counts})")
+        for run_id in collected.damaged:
+            note(f"error: {run_id}: its record is damaged, and was left alone; see it with: status")
+        if collected.damaged:
+            raise typer.Exit(1)
+
+
 def _confirm(workflow_id: str, storage: str, as_json: bool) -> None:
     if as_json or not sys.stdin.isatty():
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import Enum
@@ -110,6 +111,36 @@ def resume_all(
             for state in pipelines:
                 _run_pipeline(state, store, cluster, refused)
         _tell_all(found, store, refused, as_json)
+
+
+def fork(
+    workflow_id: WorkflowId,
+    step: Annotated[str, typer.Argument(metavar="STEP", help="Task id of the step to start from.", show_default=False)],
+    new_id: Annotated[
+        str | None, typer.Option("--new-id", metavar="ID", help="Id of the new workflow.  [default: a new one]")
+    ] = None,
+    storage: _options.Storage = None,
+    address: _options.Address = None,
+    as_json: _options.Json = False,
+) -> None:
+    """Run a workflow again from a step on, under another id; what does not depend on the step is taken over.
+
+    Exit codes as for `resume`.
+    """
+    with reported(as_json):
+        from verl_workflow import workflow
+        from verl_workflow.workflow import check_fork
+
+        store, state = open_workflow(storage, workflow_id)
+        made = f"{uuid.uuid4()}.{time.time():.9f}" if new_id is None else new_id
+        with api_errors(workflow_id):
+            # Before a cluster is started for it.
+            check_fork(store, state, step, made)
+
+        def begin() -> Any:
+            return workflow.fork_async(workflow_id, step, new_workflow_id=made)[1]
+
+        follow(made, store, begin, address=address, as_json=as_json)
 
 
 def follow(workflow_id: str, store: Store, begin: Callable[[], Any], *, address: str | None, as_json: bool) -> None:

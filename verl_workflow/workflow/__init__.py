@@ -9,6 +9,9 @@ from verl_workflow.workflow._api import (
     cancel,
     continuation,
     delete,
+    fork,
+    fork_async,
+    gc,
     get_metadata,
     get_output,
     get_output_async,
@@ -36,6 +39,8 @@ from verl_workflow.workflow._exceptions import (
     WorkflowStillActiveError,
 )
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
+from verl_workflow.workflow._fork import check_fork
+from verl_workflow.workflow._gc import Collected
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
 from verl_workflow.workflow._metadata import module_path
 from verl_workflow.workflow._node import current
@@ -73,6 +78,7 @@ __all__ = [
     "SUCCESSFUL",
     "TERMINAL_STATES",
     "Attempt",
+    "Collected",
     "Driver",
     "DriverHandle",
     "EarlierResult",
@@ -99,6 +105,7 @@ __all__ = [
     "WorkflowStatus",
     "WorkflowStillActiveError",
     "cancel",
+    "check_fork",
     "check_run_id",
     "continuation",
     "create_run",
@@ -106,6 +113,9 @@ __all__ = [
     "damaged",
     "delete",
     "driver_failure",
+    "fork",
+    "fork_async",
+    "gc",
     "get_metadata",
     "get_output",
     "get_output_async",
