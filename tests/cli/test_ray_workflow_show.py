@@ -14,14 +14,15 @@ from _one_step import make_workflow, run_workflow
 from _runs import Invoke, Runs
 from typer.testing import CliRunner
 
-from verl_workflow.cli import ray_workflow_app
+from verl_workflow.cli import app, ray_workflow_app
 from verl_workflow.workflow import (
     RunStatus,
     StepContext,
     read_run,
 )
 
-COMMANDS = ["list", "status", "resume", "resume-all", "cancel", "delete", "output", "metadata", "events send", "gc"]
+COMMANDS = ["list", "status", "resume", "resume-all", "fork", "cancel", "delete", "output", "metadata", "events send"]
+COMMANDS += ["gc"]
 PROGRAM = "from verl_workflow.cli import ray_workflow_main; ray_workflow_main()"
 
 
@@ -103,6 +104,7 @@ def test_list_shows_workflows_and_pipelines_and_filters(runs: Runs, invoke: Invo
         ["delete", "nope", "--yes"],
         ["output", "nope"],
         ["metadata", "nope"],
+        ["fork", "nope", "step"],
         ["events", "send", "nope", "key", "1"],
         ["events", "send", "nope", "key", "no json"],
         ["events", "sned"],
@@ -121,6 +123,17 @@ def test_a_mistake_exits_with_2_and_one_document_and_writes_nothing(
     assert document(shown)["error"]["code"] in {"run_unknown", "run_id_invalid", "usage_invalid"}
     assert "Traceback" not in shown.stderr
     assert not storage.exists()
+
+
+def test_the_commands_for_pipelines_know_a_workflow_when_they_see_one(runs: Runs) -> None:
+    run_workflow(runs.store, "good", five)
+    shown = CliRunner().invoke(app, ["list", "--json"])
+    (told,) = document(shown)["runs"]
+    assert (told["run_id"], told["status"], told["pipeline"]) == ("good", "succeeded", "(workflow)")
+    for command in ("status", "resume", "logs", "cancel", "plot"):
+        shown = CliRunner().invoke(app, [command, "good", "--json"])
+        assert shown.exit_code == 2, command
+        assert "ray-workflow status good" in document(shown)["error"]["remedy"]
 
 
 def test_status_tells_each_step_of_both_kinds(runs: Runs, invoke: Invoke) -> None:
@@ -279,6 +292,22 @@ def test_gc_tells_what_it_removed(runs: Runs, invoke: Invoke) -> None:
     shown = invoke("gc", "good")
     assert (shown.exit_code, shown.stdout.startswith("1 runs: removed 0 bytes")) == (0, True)
     assert invoke("gc", "nope", "--json").exit_code == 2
+
+
+def test_what_cannot_be_forked_is_told_without_a_cluster(runs: Runs, invoke: Invoke) -> None:
+    run_workflow(runs.store, "good", five)
+    runs.finish("nightly", {"a": lambda _: 1})
+    before = runs.store.list("")
+    for arguments, word in (
+        (("good", "nope"), "No such task_id 'nope'"),
+        (("good", "only", "--new-id", "nightly"), "exists already"),
+        (("good", "only", "--new-id", ".."), "folder"),
+        (("nightly", "a"), "cannot be forked"),
+    ):
+        shown = invoke("fork", *arguments, "--json")
+        assert shown.exit_code == 2
+        assert word in document(shown)["error"]["what"]
+    assert runs.store.list("") == before
 
 
 def test_resume_needs_no_cluster_to_say_no(runs: Runs, invoke: Invoke) -> None:

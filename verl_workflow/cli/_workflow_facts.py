@@ -35,7 +35,7 @@ def open_workflow(storage: str | None, workflow_id: str) -> tuple[Store, RunStat
     from verl_workflow import workflow
     from verl_workflow.cli._find import find_run
 
-    store, state = find_run(storage, workflow_id)
+    store, state = find_run(storage, workflow_id, any_kind=True)
     workflow.init(storage=store.uri)
     return store, state
 
