@@ -128,6 +128,19 @@ def test_a_workflow_that_fails_again_exits_with_1_and_says_how_to_go_on(tmp_path
     assert "resume with: ray-workflow resume w --storage" in err
 
 
+def test_a_fork_runs_on_a_cluster_under_its_own_id(tmp_path: Path, cluster: str) -> None:
+    store = Store(str(tmp_path / "storage"))
+    (tmp_path / "mended").touch()
+    run_workflow(store, "w", once_mended(tmp_path))
+    code, out, err = ended(
+        command("fork", "w", "only", "--new-id", "copy", "--address", cluster, "--json", cwd=tmp_path)
+    )
+    assert code == 0, err
+    assert (json.loads(out)["workflow_id"], json.loads(out)["status"]) == ("copy", "SUCCESSFUL")
+    assert (tmp_path / "executed").read_text() == ".."
+    assert read_run(store, "copy").definition["workflow"]["forked_from"] == {"workflow_id": "w", "step": "only"}
+
+
 def test_ctrl_c_leaves_the_workflow_running_on_a_joined_cluster(tmp_path: Path, cluster: str) -> None:
     store = Store(str(tmp_path / "storage"))
     run_workflow(store, "w", once_let_go(tmp_path))
