@@ -277,6 +277,10 @@ def test_a_workflow_on_ray_gets_its_event_through_serve(store: Store, door: str)
     assert httpx.post(f"{door}/send_event/nope", json=body, timeout=60).status_code == 404
     assert httpx.post(f"{door}/send_event/a%2Fb", json={**body, "event_payload": 1}, timeout=60).status_code == 409
     assert httpx.post(f"{door}/send_event/a%2Fb", content="{", timeout=60).status_code == 400
+    # The address that was asked for is the one it listens on, or the door stays shut.
+    port = int(door.rsplit(":", 1)[1].split("/")[0])
+    with pytest.raises(UserError, match=f"listens on 127.0.0.1:{port}"):
+        workflow.serve_events(host="0.0.0.0", port=port)
     import ray
 
     assert ray.get(reference, timeout=PATIENCE_S) == ("k", {"by": "http"})

@@ -302,7 +302,7 @@ def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str
             reaches them may send events: there is no authentication, hence the loopback address.
 
     Raises:
-        UserError(DEPENDENCY_MISSING): Ray Serve is not installed.
+        UserError: DEPENDENCY_MISSING, Ray Serve is not installed; USAGE_INVALID, it runs and listens elsewhere.
     """
     try:
         import ray.serve  # noqa: F401

@@ -54,9 +54,25 @@ def deploy_events(store: Store, *, host: str, port: int, route_prefix: str) -> s
     ingress = serve.ingress(event_app(store))(Events)
     deployment: Any = serve.deployment(name="events", ray_actor_options={"num_cpus": 0})(ingress)
     serve.start(http_options={"host": host, "port": port})
+    _check_listening(host, port)
     serve.run(deployment.bind(), name=f"workflow-events{route_prefix.replace('/', '-')}", route_prefix=route_prefix)
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}{route_prefix}"
+
+
+def _check_listening(host: str, port: int) -> None:
+    """Raise UserError when Serve ran already, for then it goes on listening elsewhere, perhaps to the whole network."""
+    from ray.serve.context import _get_global_client
+
+    found = _get_global_client().http_config
+    if (found.host, found.port) != (host, port):
+        raise UserError(
+            ErrorCode.USAGE_INVALID,
+            f"Ray Serve runs on this cluster already, and listens on {found.host}:{found.port}",
+            where="serve_events",
+            value=f"{host}:{port}",
+            remedy="Name that host and port, if all who reach it may send events; or shut Serve down first.",
+        )
 
 
 def _event_of(body: bytes) -> tuple[str, Any]:
