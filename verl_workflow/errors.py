@@ -29,6 +29,7 @@ class ErrorCode(str, enum.Enum):
     FENCED = "fenced"
     CANCELLED = "cancelled"
     JOURNAL_DAMAGED = "journal_damaged"
+    EVENT_CONFLICT = "event_conflict"
     STORAGE = "storage"
     STEP_FAILED = "step_failed"
     STEP_TIMEOUT = "step_timeout"

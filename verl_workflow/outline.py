@@ -32,12 +32,14 @@ class Outline:
 
 
 def outline_of(state: RunState) -> Outline:
-    """The outline of a run that `read_run` has read.
+    """The outline of a run that `read_run` has read; a workflow has no stages, and ``(workflow)`` for a name.
 
     Raises:
         VerlWorkflowError(JOURNAL_DAMAGED): the definition is none of a pipeline; says what is wrong with it.
     """
     key = f"runs/{state.run_id}/definition.json"
+    if "workflow" in state.definition:
+        return Outline(pipeline="(workflow)", stages=(), artifacts="")
     pipeline = state.definition.get("pipeline")
     if not isinstance(pipeline, Mapping):
         raise damaged(key, f"its pipeline is {reprlib.repr(pipeline)}")

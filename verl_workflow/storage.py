@@ -115,6 +115,17 @@ class Store:
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             yield from pool.map(self.get, keys)
 
+    def size(self, key: str) -> int | None:
+        """How many bytes `key` holds, or None when it does not exist."""
+        if self._absent():
+            return None
+        try:
+            return int(obstore.head(self._backend(), key)["size"])
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise self._failed("look at", key, error) from error
+
     def list(self, prefix: str, *, after: str | None = None) -> list[str]:
         """All keys below the folder `prefix`, sorted; only those behind the key `after`, if that is given."""
         if self._absent():

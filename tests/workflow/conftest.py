@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any
 import pytest
 
 from verl_workflow.storage import Store
+
+# A loaded machine takes longer to start Serve's proxy than it waits by default, and another one is started then.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")
 
 
 @pytest.fixture
@@ -31,12 +33,13 @@ def ray_cluster() -> Iterator[Any]:
     import ray
 
     folder = tempfile.mkdtemp(prefix="vw-", dir="/tmp")
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         address="local",
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}},
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
         _temp_dir=folder,
     )
     try:

@@ -99,8 +99,14 @@ def test_a_driver_may_die_at_any_write(kind: str, tmp_path: Path) -> None:
             folder = tmp_path / f"{write}-{after}"
             store = prepare(folder)
             plan = make(folder / "marks")
-            with pytest.raises(Crash):
-                drive(CrashingStore(store.uri, at=write, after=after), "r", plan)
+            crashing = CrashingStore(store.uri, at=write, after=after)
+            try:
+                drive(crashing, "r", plan)
+            except Crash:
+                pass
+            else:
+                # Steps that end at the same moment share an entry.
+                assert crashing.writes < write <= counting.writes
             if read_run(store, "r").status is not RunStatus.SUCCEEDED:
                 drive(store, "r", plan)
             check(store, folder, values)

@@ -18,7 +18,7 @@ from verl_workflow.cli._run import resume, run
 from verl_workflow.cli._status import list_, status
 
 
-class _Commands(TyperGroup):
+class Commands(TyperGroup):
     """The commands, whose misuse is one JSON document on stdout too when ``--json`` stands among the arguments."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -38,7 +38,7 @@ _AS_JSON = "verl_workflow.as_json"
 
 app = typer.Typer(
     name="verl-workflow",
-    cls=_Commands,
+    cls=Commands,
     help="Durable, resumable post-training pipelines on Ray with verl.",
     no_args_is_help=True,
     # A traceback is for us; rich's boxes around it only get in the way of a bug report.

@@ -9,6 +9,9 @@ from verl_workflow.workflow._api import (
     cancel,
     continuation,
     delete,
+    fork,
+    fork_async,
+    gc,
     get_metadata,
     get_output,
     get_output_async,
@@ -20,6 +23,8 @@ from verl_workflow.workflow._api import (
     resume_async,
     run,
     run_async,
+    send_event,
+    serve_events,
 )
 from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._driver import Driver
@@ -34,11 +39,15 @@ from verl_workflow.workflow._exceptions import (
     WorkflowStillActiveError,
 )
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Attempt, RunStatus, StepStatus
+from verl_workflow.workflow._fork import check_fork
+from verl_workflow.workflow._gc import Collected
 from verl_workflow.workflow._launch import InlineLauncher, Launcher, RayLauncher
+from verl_workflow.workflow._metadata import module_path
 from verl_workflow.workflow._node import current
 from verl_workflow.workflow._options import options
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan, RetryPolicy, Step, StepContext
+from verl_workflow.workflow._sent_events import HTTPListener, StorageListener
 from verl_workflow.workflow._state import (
     RunState,
     StepState,
@@ -69,10 +78,12 @@ __all__ = [
     "SUCCESSFUL",
     "TERMINAL_STATES",
     "Attempt",
+    "Collected",
     "Driver",
     "DriverHandle",
     "EarlierResult",
     "EventListener",
+    "HTTPListener",
     "InlineLauncher",
     "Launcher",
     "Plan",
@@ -84,6 +95,7 @@ __all__ = [
     "StepContext",
     "StepState",
     "StepStatus",
+    "StorageListener",
     "TimerListener",
     "WorkflowCancellationError",
     "WorkflowError",
@@ -93,6 +105,7 @@ __all__ = [
     "WorkflowStatus",
     "WorkflowStillActiveError",
     "cancel",
+    "check_fork",
     "check_run_id",
     "continuation",
     "create_run",
@@ -100,6 +113,9 @@ __all__ = [
     "damaged",
     "delete",
     "driver_failure",
+    "fork",
+    "fork_async",
+    "gc",
     "get_metadata",
     "get_output",
     "get_output_async",
@@ -107,6 +123,7 @@ __all__ = [
     "init",
     "list_all",
     "list_runs",
+    "module_path",
     "options",
     "read_earlier",
     "read_run",
@@ -116,6 +133,8 @@ __all__ = [
     "resume_async",
     "run",
     "run_async",
+    "send_event",
+    "serve_events",
     "sleep",
     "start_driver",
     "still_drives",

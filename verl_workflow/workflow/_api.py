@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 import uuid
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
@@ -24,6 +24,9 @@ from verl_workflow.workflow._options import check_user_metadata
 from verl_workflow.workflow._outputs import await_output
 from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel, run_exists
 from verl_workflow.workflow._status import WorkflowStatus
+
+if TYPE_CHECKING:
+    from verl_workflow.workflow._gc import Collected
 
 _CLIENT: Client | None = None
 _POLL_S = 0.05
@@ -114,6 +117,35 @@ def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail
 def resume_async(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
     """As `resume`, without waiting: an object reference to the output."""
     return _output_ref(_resume(workflow_id, on_code_change), None)
+
+
+def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
+    """Run a workflow again from one of its steps on, under another id, and wait for its output.
+
+    All finished steps are taken over but `from_step` and what depends on it. Their values are copied: the first
+    workflow stays as it is, and may be deleted. It may be in any state, running ones included.
+
+    Args:
+        from_step: task id of the step to execute again, finished or not.
+        new_workflow_id: 1 to 200 characters; default: a new one.
+
+    Returns:
+        (id of the new workflow, its output).
+
+    Raises:
+        WorkflowNotFoundError: there is no such workflow.
+        ValueError: it has no such step.
+        UserError: USAGE_INVALID, it is a pipeline's run; RUN_EXISTS, the new id is taken; RUN_ID_INVALID.
+        queue.Full, WorkflowExecutionError, WorkflowCancellationError: as `run`.
+    """
+    new_id = _fork(workflow_id, from_step, new_workflow_id)
+    return new_id, _deliver(new_id)
+
+
+def fork_async(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
+    """As `fork`, without waiting: the id of the new workflow, and an object reference to its output."""
+    new_id = _fork(workflow_id, from_step, new_workflow_id)
+    return new_id, _output_ref(new_id, None)
 
 
 def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
@@ -230,6 +262,56 @@ def cancel(workflow_id: str) -> None:
         time.sleep(_POLL_S)
 
 
+def send_event(workflow_id: str, event_key: str, payload: Any = None) -> None:
+    """Send an event to a workflow from outside, for a `StorageListener` or `HTTPListener` there; needs no Ray.
+
+    It is kept until the workflow asks for it. To send the same one again is no error.
+
+    Args:
+        event_key: 1 to 200 characters; equal ones of two workflows are two events. payload: plain JSON.
+
+    Raises:
+        WorkflowNotFoundError: there is no such workflow.
+        UserError: EVENT_CONFLICT, another payload was sent under this key; DATA_INVALID, it is no JSON; USAGE_INVALID,
+            the key cannot be one.
+    """
+    from verl_workflow.workflow._sent_events import store_event
+
+    try:
+        store_event(_store(), workflow_id, event_key, payload)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        raise WorkflowNotFoundError.of(workflow_id, _store().uri) from error
+
+
+def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str = "/event") -> str:
+    """Take events in over HTTP, by an application of Ray Serve on the connected cluster; returns its address.
+
+    ``POST <address>/send_event/<workflow id>`` with ``{"event_key": ..., "event_payload": ...}`` does what `send_event`
+    does: 200 when the event is stored, 400: the body is none; 404: there is no such workflow; 409: it has another
+    payload under this key; 503: the storage fails.
+
+    Args:
+        host, port: what Serve listens on, if it does not run yet; else they have to be those it listens on. Whoever
+            reaches them may send events: there is no authentication, hence the loopback address.
+
+    Raises:
+        UserError: DEPENDENCY_MISSING, Ray Serve is not installed; USAGE_INVALID, it runs and listens elsewhere.
+    """
+    try:
+        import ray.serve  # noqa: F401
+
+        from verl_workflow.workflow._http_events import deploy_events
+    except ImportError as error:
+        raise UserError(
+            ErrorCode.DEPENDENCY_MISSING,
+            f"taking events in over HTTP needs Ray Serve ({error})",
+            remedy='Install it with: uv pip install "verl-workflow[serve]".',
+        ) from error
+    return deploy_events(_store(), host=host, port=port, route_prefix=route_prefix)
+
+
 def delete(workflow_id: str) -> None:
     """Remove a workflow with all it has stored.
 
@@ -249,6 +331,34 @@ def delete(workflow_id: str) -> None:
     if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
         raise WorkflowStillActiveError.of("DELETE", workflow_id)
     _store().delete_folder(run_folder(workflow_id), first=f"{run_folder(workflow_id)}/definition.json")
+
+
+def gc(workflow_id: str | None = None) -> Collected:
+    """Remove what workflows, and runs of pipelines, need no more. Safe beside anything else, and at any crash.
+
+    Those that have ended more than an hour ago keep no journal but its sum, and of values, graphs and objects those
+    that belong to a result; all others lose superseded snapshots alone. Status, outputs, metadata stay as they are.
+
+    Args:
+        workflow_id: of one workflow; None: all of the storage. One whose record is damaged is then left alone.
+
+    Returns:
+        How many files of each kind were removed, and their bytes.
+
+    Raises:
+        WorkflowNotFoundError: there is no such workflow.
+        VerlWorkflowError(JOURNAL_DAMAGED): the record of this one cannot be read; nothing was removed.
+    """
+    from verl_workflow.workflow._gc import collect, collect_all
+
+    if workflow_id is None:
+        return collect_all(_store())
+    try:
+        return collect(_store(), workflow_id)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        raise WorkflowNotFoundError.of(workflow_id, _store().uri) from error
 
 
 def continuation(dag_node: Any) -> Any:
@@ -290,7 +400,7 @@ def _begin(
     if not is_node(dag):
         raise TypeError("Input should be a DAG.")
     check_user_metadata(metadata)
-    workflow_id = f"{uuid.uuid4()}.{time.time():.9f}" if workflow_id is None else workflow_id
+    workflow_id = _new_id() if workflow_id is None else workflow_id
     check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     client = _client_of_process()
     store = client.store
@@ -317,6 +427,29 @@ def _begin(
         store.delete_folder(folder, first=f"{folder}/definition.json")
         raise
     return workflow_id
+
+
+def _fork(workflow_id: str, from_step: str, new_id: str | None) -> str:
+    """Record a fork and hand it to the host; gives its id."""
+    from verl_workflow.workflow._fork import check_fork, copy_workflow
+
+    state = _existing(workflow_id)
+    new_id = _new_id() if new_id is None else new_id
+    client = _client_of_process()
+    check_fork(client.store, state, from_step, new_id)
+    host = client.host()
+    if not _ask(host.has_room):
+        import queue
+
+        raise queue.Full("Workflow queue has been full")
+    forked = copy_workflow(client.store, state, from_step, new_id)
+    create_run(client.store, new_id, forked.definition, host=client.token, seed=forked.seed)
+    _ask(host.submit, new_id)
+    return new_id
+
+
+def _new_id() -> str:
+    return f"{uuid.uuid4()}.{time.time():.9f}"
 
 
 def _resume(workflow_id: str, on_code_change: str) -> str:

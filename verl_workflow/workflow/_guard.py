@@ -36,7 +36,7 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
     if on_change == "accept":
         _log.warning("workflow %s: values are kept of steps whose code has changed: %s", state.run_id, changed)
         return []
-    return sorted(_dependents(graphs, state, set(changed)) & done)
+    return sorted(dependents(graphs, state, set(changed)) & done)
 
 
 def _changed(graph: Graph, names: list[str]) -> list[str]:
@@ -55,7 +55,7 @@ def _changed(graph: Graph, names: list[str]) -> list[str]:
     return found
 
 
-def _dependents(graphs: list[tuple[Graph, list[str]]], state: RunState, steps: set[str]) -> set[str]:
+def dependents(graphs: list[tuple[Graph, list[str]]], state: RunState, steps: set[str]) -> set[str]:
     """The steps and all that depend on their values, through continuations too."""
     followers: dict[str, list[str]] = {}
     for graph, names in graphs:

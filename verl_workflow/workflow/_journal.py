@@ -52,21 +52,32 @@ class Journal:
         self.cancel_requested = False
 
     def read(self) -> Folded:
-        """Take in all entries.
+        """Take in all entries; those that `gc` has removed by the snapshot that stands for them.
 
         Raises:
-            VerlWorkflowError(JOURNAL_DAMAGED): an entry is missing or not as it was written; names the file.
+            VerlWorkflowError(JOURNAL_DAMAGED): an entry is not as it was written; or it is missing, and no snapshot
+                that can be read stands for it. Names the file.
         """
-        if self.length == 0 and (snapshot := read_snapshot(self._store, f"{self._folder}/snapshots")) is not None:
-            self.state, self.length, self._time = snapshot.state, snapshot.next, snapshot.time
-            self._snapshot_at = snapshot.next
-        for entry in self._after(self.length):
-            self._take(entry)
+        # Read before the entries: a snapshot that is written meanwhile may be ahead of what is seen of them.
+        newest = self._newest_snapshot() if self.length == 0 else 0
+        if newest:
+            self._load_snapshot()
+        while True:
+            try:
+                for entry in self._after(self.length):
+                    self._take(entry)
+                break
+            except VerlWorkflowError as error:
+                # Perhaps removed a moment ago, and the snapshot is there now.
+                if error.code is not ErrorCode.JOURNAL_DAMAGED or not self._load_snapshot():
+                    raise
+        if self.length < newest and not self._load_snapshot():
+            raise damaged(self._snapshot_key(newest), f"it cannot be read, and entry {self.length} is missing")
         return self.state
 
     def entries(self) -> Iterator[Entry]:
-        """All entries from the first one on, as they lie in the storage; for those who want the history."""
-        return self._after(0)
+        """All entries that `gc` has left, as they lie in the storage; for those who want the history."""
+        return self._after(min(self._numbers(0), default=0))
 
     def poll(self) -> None:
         """As the owner, take in what others have appended.
@@ -79,12 +90,17 @@ class Journal:
         self._looked_at = time.monotonic()
 
     def claim(self, event: Claimed) -> bool:
-        """Take the run under the next epoch; False when anything but a request to cancel came in between."""
+        """Take the run under the next epoch; False when anything but a request to cancel came in between.
+
+        Raises:
+            FencedError: the run was ended by another driver since it was read, and its journal cleared away.
+        """
         assert self.epoch == 0
         epoch = self.state.epoch + 1
         while True:
             found = self._create((event,), epoch)
             if found is None:
+                self._check_number()
                 self.epoch = epoch
                 return True
             if any(not isinstance(each, CancelRequested) for each in found.events):
@@ -114,16 +130,43 @@ class Journal:
         while (found := self._create((event,), self.state.epoch)) is not None:
             self._take(found)
 
-    def snapshot(self) -> None:
-        """Keep what the journal adds up to."""
+    def snapshot(self, *, renew: bool = False) -> None:
+        """Keep what the journal adds up to.
+
+        Args:
+            renew: replace what is there under this number, which says the same unless it is damaged.
+        """
         write_snapshot(
             self._store,
             f"{self._folder}/snapshots",
             Snapshot(next=self.length, time=self._time, state=self.state),
+            renew=renew,
         )
         self._snapshot_at = self.length
 
+    def _load_snapshot(self) -> bool:
+        """Go on from the newest snapshot that can be read; False when it tells nothing new."""
+        snapshot = read_snapshot(self._store, f"{self._folder}/snapshots")
+        if snapshot is None or snapshot.next <= self.length:
+            return False
+        self.state, self.length, self._time = snapshot.state, snapshot.next, snapshot.time
+        self._snapshot_at = snapshot.next
+        return True
+
+    def _newest_snapshot(self) -> int:
+        """The number of the newest snapshot, readable or not; 0 when there is none."""
+        names = (key.rsplit("/", 1)[-1] for key in self._store.list(f"{self._folder}/snapshots"))
+        return max((int(match[1]) for match in map(_NAME.fullmatch, names) if match), default=0)
+
+    def _check_number(self) -> None:
+        """Raise FencedError when the entry just written lies where another one had been cleared away."""
+        if self._newest_snapshot() > self.length:
+            self._store.delete(self._key(self.length - 1))
+            other = Journal(self._store, self._run_id).read()
+            raise _fenced(other.epoch, self.state.epoch, self._run_id)
+
     def _check_ownership(self) -> None:
+        self._check_number()
         other = Journal(self._store, self._run_id)
         other.read()
         self._looked_at = time.monotonic()
@@ -172,18 +215,23 @@ class Journal:
         return None
 
     def _after(self, first: int) -> Iterator[Entry]:
-        start = f"{self._folder}/journal/{first - 1:012}.json" if first > 0 else None
-        names = (key.rsplit("/", 1)[-1] for key in self._store.list(f"{self._folder}/journal", after=start))
-        numbers = [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
-        keys = [self._key(seq) for seq in range(first, max(numbers, default=-1) + 1)]
+        keys = [self._key(seq) for seq in range(first, max(self._numbers(first), default=-1) + 1)]
         for seq, (key, data) in enumerate(zip(keys, self._store.get_all(keys), strict=True), first):
             if data is None:
                 raise damaged(key, "it is missing, and later ones are there")
             yield Entry.from_bytes(data, key, seq)
 
+    def _numbers(self, first: int) -> list[int]:
+        start = self._key(first - 1) if first > 0 else None
+        names = (key.rsplit("/", 1)[-1] for key in self._store.list(f"{self._folder}/journal", after=start))
+        return [int(match[1]) for match in map(_NAME.fullmatch, names) if match]
+
     def _get(self, seq: int) -> Entry | None:
         data = self._store.get(self._key(seq))
         return None if data is None else Entry.from_bytes(data, self._key(seq), seq)
+
+    def _snapshot_key(self, number: int) -> str:
+        return f"{self._folder}/snapshots/{number:012}.json"
 
     def _key(self, seq: int) -> str:
         return f"{self._folder}/journal/{seq:012}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._graph import Names
 from verl_workflow.workflow._journal import Journal
@@ -30,3 +31,18 @@ def graphs_of(state: RunState, store: Store) -> list[tuple[str, str, list[str]]]
         if step.continued is not None:
             found.append((step.continued.graph_key, step.continued.sha256, step.continued.steps))
     return found
+
+
+def module_path(state: RunState, store: Store) -> tuple[str, ...]:
+    """Folders in which Python looked for modules where the workflow was made; empty for a pipeline's run, and when
+    the graph that says so cannot be read.
+    """
+    workflow = state.definition.get("workflow")
+    if workflow is None:
+        return ()
+    try:
+        return read_graph(store, workflow["graph"], workflow["sha256"]).path
+    except VerlWorkflowError as error:
+        if error.code is not ErrorCode.JOURNAL_DAMAGED:
+            raise
+        return ()

@@ -20,6 +20,7 @@ from verl_workflow.workflow._plan import RetryPolicy, Step, StepContext
 from verl_workflow.workflow._values import Codec
 
 _CURRENT: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("verl_workflow_step", default=None)
+_STORE: contextvars.ContextVar[Store | None] = contextvars.ContextVar("verl_workflow_store", default=None)
 
 
 def steps_of(graph: Graph, names: Sequence[str], store: Store) -> list[Step]:
@@ -91,11 +92,12 @@ class NodeCall:
             return _dereferenced(argument)
 
         args, kwargs = loads(self.node.arguments, self.store, numbered)
-        token = _CURRENT.set(context)
+        token, store = _CURRENT.set(context), _STORE.set(self.store)
         try:
             yield function, tuple(map(direct, args)), {name: direct(each) for name, each in kwargs.items()}
         finally:
             _CURRENT.reset(token)
+            _STORE.reset(store)
 
     def _result(self, result: Any, context: StepContext) -> Any:
         from verl_workflow.workflow._dag import DagView, is_node
@@ -133,6 +135,14 @@ def current() -> StepContext:
     found = _CURRENT.get()
     if found is None:
         raise RuntimeError("workflow.current() is for functions that a workflow executes; this is none of them.")
+    return found
+
+
+def current_store() -> Store:
+    """The storage of the workflow that the calling function is executed by. Raises as `current`."""
+    current()
+    found = _STORE.get()
+    assert found is not None
     return found
 
 

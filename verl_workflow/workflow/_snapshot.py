@@ -1,7 +1,7 @@
 """Snapshots of a run's state, so that a long journal needs not be read from its beginning.
 
-A snapshot follows from the entries before it alone, whoever writes it. One that cannot be read is passed over, for the
-entries it stands for are still there.
+A snapshot follows from the entries before it alone, whoever writes it. One that cannot be read is passed over: unless
+`gc` has removed them, the entries it stands for are still there.
 """
 
 from __future__ import annotations
@@ -32,15 +32,22 @@ class Snapshot:
     state: Folded
 
 
-def write_snapshot(store: Store, folder: str, snapshot: Snapshot) -> None:
-    """Keep a snapshot, and the last one before it; one of the same number says the same."""
+def write_snapshot(store: Store, folder: str, snapshot: Snapshot, *, renew: bool = False) -> None:
+    """Keep a snapshot, and the last one before it; one of the same number says the same, and is replaced only with
+    `renew`.
+    """
     body = json.dumps({"next": snapshot.next, "time": snapshot.time, "state": _state_to_json(snapshot.state)})
     text = json.dumps({"format": _FORMAT, "sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body})
     older = store.list(folder)
-    store.create(f"{folder}/{snapshot.next:012}.json", text.encode())
+    key = f"{folder}/{snapshot.next:012}.json"
+    if renew:
+        store.put(key, text.encode())
+    else:
+        store.create(key, text.encode())
     # The last one stays, for those who are just reading it.
-    for key in older[:-1]:
-        store.delete(key)
+    for each in older[:-1]:
+        if each != key:
+            store.delete(each)
 
 
 def read_snapshot(store: Store, folder: str) -> Snapshot | None:

@@ -1,0 +1,163 @@
+"""Clearing away what a run needs no more: of its journal, what a snapshot says; of its files, what nothing names."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Folded
+from verl_workflow.workflow._journal import STALE_AFTER_S, Journal
+from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._progress import progress_key, read_progress
+from verl_workflow.workflow._references import object_keys
+from verl_workflow.workflow._snapshot import read_snapshot
+from verl_workflow.workflow._state import list_runs, read_definition
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Collected:
+    """What was removed.
+
+    Attributes:
+        runs: how many were looked at. entries: of journals. bytes: of all that was removed.
+        damaged: ids of runs that were left alone, for their records cannot be read.
+    """
+
+    runs: int = 0
+    entries: int = 0
+    snapshots: int = 0
+    values: int = 0
+    graphs: int = 0
+    objects: int = 0
+    progress: int = 0
+    bytes: int = 0
+    damaged: list[str] = field(default_factory=list)
+
+    def add(self, other: Collected) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def to_json(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+def collect_all(store: Store, *, stale_after_s: float = STALE_AFTER_S) -> Collected:
+    """`collect` each run of a storage; one whose record is damaged keeps no other."""
+    total = Collected()
+    for run_id in [state.run_id for state in list_runs(store)]:
+        try:
+            total.add(collect(store, run_id, stale_after_s=stale_after_s))
+        except VerlWorkflowError as error:
+            if error.code not in {ErrorCode.JOURNAL_DAMAGED, ErrorCode.RUN_UNKNOWN}:
+                raise
+            # Deleted meanwhile, or left for somebody to look at.
+            if error.code is ErrorCode.JOURNAL_DAMAGED:
+                _log.warning("run %s is left alone: %s", run_id, error)
+                total.add(Collected(runs=1, damaged=[run_id]))
+    return total
+
+
+def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) -> Collected:
+    """Remove what a run needs no more. Status, outputs and metadata stay as they are, at whatever point it is stopped.
+
+    A run that ended longer ago than `stale_after_s` keeps one snapshot, the journal's last entry, and what these name;
+    a failed one also what its resumption may use. Any other keeps all but superseded snapshots.
+
+    Raises:
+        UserError: RUN_ID_INVALID or RUN_UNKNOWN.
+        VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; nothing was removed.
+    """
+    definition = read_definition(store, run_id)["definition"]
+    folder = run_folder(run_id)
+    # Before the state is read: what somebody who resumes the run writes from now on is not among them.
+    parts = ("journal", "snapshots", "values", "graphs", "objects", "progress")
+    found = {part: store.list(f"{folder}/{part}") for part in parts}
+    journal = Journal(store, run_id)
+    state = journal.read()
+    swept = _Sweep(store)
+    stale = state.ended_at is not None and time.time() - state.ended_at >= stale_after_s
+    if state.status in TERMINAL_STATES and stale:
+        journal.snapshot(renew=True)
+        number = journal.length
+        kept = read_snapshot(store, f"{folder}/snapshots")
+        if kept is None or kept.next < number:
+            raise damaged(f"{folder}/snapshots/{number:012}.json", "the snapshot just written cannot be read")
+        # The last entry stays: without any, a lost snapshot would make the run look like a new one.
+        swept.remove("entries", (key for key in found["journal"] if _number(key) < number - 1))
+        _sweep_files(swept, store, run_id, definition, state, found)
+    else:
+        kept = read_snapshot(store, f"{folder}/snapshots")
+        number = kept.next if kept is not None else 0
+    swept.remove("snapshots", (key for key in found["snapshots"] if _number(key) < number))
+    return swept.done
+
+
+class _Sweep:
+    """Removes files of one run, and counts them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.done = Collected(runs=1)
+
+    def remove(self, what: str, keys: Iterable[str]) -> None:
+        for key in keys:
+            size = self._store.size(key)
+            if size is None:
+                # Another one is clearing away too.
+                continue
+            self._store.delete(key)
+            setattr(self.done, what, getattr(self.done, what) + 1)
+            self.done.bytes += size
+
+
+def _sweep_files(
+    swept: _Sweep, store: Store, run_id: str, definition: dict[str, Any], state: Folded, found: dict[str, list[str]]
+) -> None:
+    committed = [step.committed for step in state.steps.values() if step.committed is not None]
+    values = {each.value_key for each in committed if each.value_key is not None}
+    graphs = {step.continued.graph_key for step in state.steps.values() if step.continued is not None}
+    if "workflow" in definition:
+        graphs.add(definition["workflow"]["graph"])
+    # Names of values hold the driver's epoch; a later one writes none of those.
+    swept.remove("values", (key for key in found["values"] if key not in values))
+    if state.status not in FINAL_STATES:
+        # These are named by their content, and whoever resumes the run may come to the same; reports are read by it.
+        return
+    if "workflow" in definition:
+        swept.remove("graphs", (key for key in found["graphs"] if key not in graphs))
+        if found["objects"]:
+            inline = [value.inline for each in committed if (value := each.value) is not None and value.inline]
+            named = object_keys([*inline, *_contents(store.get, [*values, *graphs])], store)
+            swept.remove("objects", (key for key in found["objects"] if key not in named))
+    shown = {progress_key(run_id, name): (name, step) for name, step in state.steps.items()}
+    swept.remove("progress", (key for key in found["progress"] if not _is_shown(store, run_id, shown.get(key))))
+
+
+def _is_shown(store: Store, run_id: str, step: tuple[str, Any] | None) -> bool:
+    """Whether the state of the run shows what was reported: it is of the step's last attempt."""
+    if step is None:
+        return False
+    name, folded = step
+    report = read_progress(store, run_id, name)
+    return report is not None and bool(folded.attempts) and folded.attempts[-1].number == report.attempt
+
+
+def _contents(get: Callable[[str], bytes | None], keys: Iterable[str]) -> Iterable[bytes]:
+    for key in keys:
+        data = get(key)
+        if data is not None:
+            yield data
+
+
+def _number(key: str) -> float:
+    name = key.rsplit("/", 1)[-1].removesuffix(".json")
+    # What is not ours is never removed.
+    return int(name) if len(name) == 12 and name.isdecimal() else float("inf")
