@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
 import time
 import uuid
@@ -297,15 +298,14 @@ def _begin(
     check_user_metadata(metadata)
     workflow_id = f"{uuid.uuid4()}.{time.time():.9f}" if workflow_id is None else workflow_id
     check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    client = _client_of_process()
-    host, store = client.host(), client.store
+    store = _store()
     known = _known(workflow_id)
     if known is not None:
         return _go_on(known, "accept")
     folder = run_folder(workflow_id)
     view = DagView(args, kwargs)
     graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
-    if not _ask(host.has_room):
+    if not _ask("has_room"):
         import queue
 
         raise queue.Full("Workflow queue has been full")
@@ -313,13 +313,13 @@ def _begin(
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
     try:
-        create_run(store, workflow_id, {"workflow": record}, host=client.token)
+        create_run(store, workflow_id, {"workflow": record}, host=_client_of_process().token)
     except UserError as error:
         if error.code is not ErrorCode.RUN_EXISTS:
             raise
         # Somebody was faster with the same id.
         raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.") from error
-    _ask(host.submit, workflow_id)
+    _ask("submit", workflow_id)
     return workflow_id
 
 
@@ -341,8 +341,7 @@ def _go_on(state: RunState, on_code_change: str) -> str:
         from verl_workflow.workflow._guard import changed_steps
 
         reset = changed_steps(state, _store(), on_code_change)
-        client = _client_of_process()
-        _ask(client.host().submit, workflow_id, reset)
+        _ask("submit", workflow_id, reset)
     return workflow_id
 
 
@@ -368,30 +367,32 @@ def _is_workflow(state: RunState) -> bool:
     return "workflow" in state.definition or state.status is RunStatus.DAMAGED
 
 
-def _ask(method: Any, *args: Any) -> Any:
-    """Call a method of the host; what it raises is raised as itself, not wrapped by Ray."""
+def _ask(method: str, *args: Any) -> Any:
+    """Call a method of the host, of a new one if it was ended. What it raises is raised as itself, unwrapped."""
     import ray
 
-    try:
-        return ray.get(method.remote(*args))
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.ActorDiedError:
-        _client_of_process().forget()
-        raise
+    client = _client_of_process()
+    for last in (False, True):
+        try:
+            return ray.get(getattr(client.host(), method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except ray.exceptions.ActorDiedError:
+            client.forget()
+            if last:
+                raise
+    raise AssertionError("not reached")
 
 
 def _withdraw(workflow_id: str) -> None:
     import ray
 
     if ray.is_initialized():
-        _ask(_client_of_process().host().withdraw, workflow_id)
+        _ask("withdraw", workflow_id)
 
 
 def _deliver(workflow_id: str) -> Any:
-    client = _client_of_process()
-    stopped = _ask(client.host().wait, workflow_id)
-    return _output_of_ended(client.store, workflow_id, stopped)
+    return _output_of_ended(_store(), workflow_id, _ask("wait", workflow_id))
 
 
 def _output_ref(workflow_id: str, task_id: str | None) -> Any:
@@ -407,7 +408,11 @@ def _output_ref(workflow_id: str, task_id: str | None) -> Any:
 def _output_task(store: Store, host: Any, workflow_id: str, task_id: str | None) -> Any:
     import ray
 
-    stopped = ray.get(host.wait.remote(workflow_id)) if task_id is None else None
+    stopped = None
+    if task_id is None:
+        # If the host was ended, the storage says what has become of the workflow.
+        with contextlib.suppress(ray.exceptions.ActorDiedError):
+            stopped = ray.get(host.wait.remote(workflow_id))
     return _output_of_ended(store, workflow_id, stopped, task_id)
 
 
