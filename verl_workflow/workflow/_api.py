@@ -25,7 +25,7 @@ from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
-from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel
+from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel
 from verl_workflow.workflow._status import WorkflowStatus
 
 _CLIENT: Client | None = None
@@ -312,14 +312,7 @@ def _begin(
     saved = save_graph(graph, store, workflow_id)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    try:
-        create_run(store, workflow_id, {"workflow": record}, host=_client_of_process().token)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_EXISTS:
-            raise
-        # Somebody was faster with the same id.
-        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.") from error
-    _ask("submit", workflow_id)
+    _ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex)
     return workflow_id
 
 
