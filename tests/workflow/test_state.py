@@ -30,7 +30,21 @@ def test_an_id_that_cannot_be_one_is_refused_by_name_and_nothing_is_written(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-ODD_IDS = ["../x", "a/b", ".hidden", "a..b", "tab\t", "näme", "a\n", "=2F", "a=", "夜" * 200, "x" * 200, "C:\\con", "%2F"]
+ODD_IDS = [
+    "../x",
+    "a/b",
+    ".hidden",
+    "a..b",
+    "tab\t",
+    "näme",
+    "a\n",
+    "=2F",
+    "a=",
+    "夜" * 200,
+    "x" * 200,
+    "C:\\con",
+    "%2F",
+]
 
 
 def test_an_id_of_any_text_is_stored_inside_of_the_storage(tmp_path: Path) -> None:
@@ -244,9 +258,7 @@ DONE = {"kind": "step_succeeded", "seq": 1, "epoch": 1, "time": 2.0, "step": "a"
         *({**CLAIM, "time": at} for at in (1e308, float("nan"), True, -1.0)),
     ],
 )
-def test_a_journal_entry_that_cannot_be_read_is_named(
-    store: Store, entry: bytes | dict[str, object]
-) -> None:
+def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: bytes | dict[str, object]) -> None:
     create_run(store, "r", {})
     data = entry if isinstance(entry, bytes) else as_entry(entry)
     store.put("runs/r/journal/000000000000.json", data)
