@@ -955,16 +955,16 @@ def test_an_attempt_that_takes_too_long_is_stopped_and_tried_again(marks: Path) 
 
 
 def test_the_time_of_an_attempt_does_not_run_while_it_waits_for_a_cpu(marks: Path) -> None:
-    @ray.remote(num_cpus=4)
-    def busy(folder: Path) -> str:
-        mark(folder, "busy")
-        time.sleep(2.5)
-        return "busy"
-
-    quick = marked.options(num_cpus=4, **workflow.options(timeout_s=1.5)).bind(marks, "quick", 0)
-    assert workflow.run(gather.options(num_cpus=0).bind([busy.bind(marks), quick])) == ["busy", 0]
-    begun = {name: next(marks.glob(f"{name}.*")).stat().st_mtime for name in ("busy", "quick")}
-    assert begun["quick"] - begun["busy"] > 2.4
+    busy = waiting.options(num_cpus=4).remote(marks, "busy")
+    started(marks, "busy")
+    quick = marked.options(num_cpus=4, **named("quick", timeout_s=1.5)).bind(marks, "quick", 0)
+    ref = workflow.run_async(quick, workflow_id="w")
+    until(lambda: workflow.get_status("w") is workflow.RUNNING, "driver")
+    time.sleep(2.5)
+    assert executions(marks, "quick") == 0
+    go(marks)
+    assert ray.get([busy, ref]) == [None, 0]
+    assert attempts_of("w", "quick") == [(1, "succeeded")]
 
 
 def test_an_attempt_without_signs_of_life_is_stopped_and_one_with_them_is_not(marks: Path) -> None:
