@@ -47,3 +47,25 @@ def ray_cluster() -> Iterator[Any]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def _flows_folder(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("flows") / "storage"
+
+
+@pytest.fixture
+def flows(_flows_folder: Path) -> Iterator[Path]:
+    """The module's storage of workflows, empty. Its host is shared, for it takes seconds to start."""
+    from _flows import end_hosts, hosts
+
+    from verl_workflow import workflow
+
+    workflow.init(storage=str(_flows_folder))
+    yield _flows_folder
+    workflow.init(storage=str(_flows_folder))
+    for name, _ in [*workflow.list_all({"RUNNING", "PENDING"})]:
+        workflow.cancel(name)
+    shutil.rmtree(_flows_folder / "runs", ignore_errors=True)
+    if len(hosts()) > 1:
+        end_hosts()

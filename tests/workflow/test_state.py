@@ -5,15 +5,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from _pieces import diamond, drive
+from _pieces import IMPATIENT, diamond, drive
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RunStatus, create_run, list_runs, read_run, request_cancel, this_process
+from verl_workflow.workflow import (
+    Plan,
+    RunStatus,
+    Step,
+    StepContext,
+    create_run,
+    list_runs,
+    read_run,
+    request_cancel,
+    this_process,
+)
 from verl_workflow.workflow._heartbeat import heartbeat_key
 from verl_workflow.workflow._owner import is_dead
 from verl_workflow.workflow._records import StepSucceeded
@@ -309,3 +320,29 @@ def test_a_value_nested_too_deeply_to_be_read_is_named(store: Store) -> None:
     with pytest.raises(VerlWorkflowError, match="nested too deeply") as caught:
         load_value(store, committed)
     assert caught.value.where == committed.value_key
+
+
+def test_a_run_that_ends_while_it_is_read_is_not_taken_for_one_that_nobody_runs(store: Store) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(context: StepContext) -> int:
+        begun.set()
+        go.wait(30)
+        return 1
+
+    create_run(store, "r", {})
+    plan = Plan(steps=(Step(name="a", call=wait, retry=IMPATIENT),))
+    driver = threading.Thread(target=drive, args=(store, "r", plan))
+    driver.start()
+    assert begun.wait(30)
+
+    class LooksLate(Store):
+        """The driver ends the run, and says that it is gone, before its heartbeat is read."""
+
+        def get(self, key: str) -> bytes | None:
+            if key == heartbeat_key("r"):
+                go.set()
+                driver.join()
+            return super().get(key)
+
+    assert read_run(LooksLate(store.uri), "r").status is RunStatus.SUCCEEDED

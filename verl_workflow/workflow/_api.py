@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +21,7 @@ from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
 from verl_workflow.workflow._outputs import await_output
-from verl_workflow.workflow._state import RunState, create_run, list_runs, read_run, request_cancel, run_exists
+from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel, run_exists
 from verl_workflow.workflow._status import WorkflowStatus
 
 if TYPE_CHECKING:
@@ -402,30 +401,16 @@ def _begin(
     check_user_metadata(metadata)
     workflow_id = _new_id() if workflow_id is None else workflow_id
     check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    client = _client_of_process()
-    store = client.store
+    store = _store()
     if run_exists(store, workflow_id):
         return _go_on(_existing(workflow_id), "accept")
-    host = client.host()
     folder = run_folder(workflow_id)
     view = DagView(args, kwargs)
     graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
     saved = save_graph(graph, store, workflow_id)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    try:
-        create_run(store, workflow_id, {"workflow": record}, host=client.token)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_EXISTS:
-            raise
-        # Somebody was faster with the same id.
-        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.") from error
-    try:
-        _ask(host.submit, workflow_id)
-    except queue.Full:
-        # Refused, it is as if it had never been.
-        store.delete_folder(folder, first=f"{folder}/definition.json")
-        raise
+    _ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex)
     return workflow_id
 
 
@@ -435,16 +420,10 @@ def _fork(workflow_id: str, from_step: str, new_id: str | None) -> str:
 
     state = _existing(workflow_id)
     new_id = _new_id() if new_id is None else new_id
-    client = _client_of_process()
-    check_fork(client.store, state, from_step, new_id)
-    host = client.host()
-    if not _ask(host.has_room):
-        import queue
-
-        raise queue.Full("Workflow queue has been full")
-    forked = copy_workflow(client.store, state, from_step, new_id)
-    create_run(client.store, new_id, forked.definition, host=client.token, seed=forked.seed)
-    _ask(host.submit, new_id)
+    store = _store()
+    check_fork(store, state, from_step, new_id)
+    forked = copy_workflow(store, state, from_step, new_id)
+    _ask("begin", new_id, forked.definition, uuid.uuid4().hex, forked.seed)
     return new_id
 
 
@@ -470,8 +449,7 @@ def _go_on(state: RunState, on_code_change: str) -> str:
         from verl_workflow.workflow._guard import changed_steps
 
         reset = changed_steps(state, _store(), on_code_change)
-        client = _client_of_process()
-        _ask(client.host().submit, workflow_id, reset)
+        _ask("submit", workflow_id, reset)
     return workflow_id
 
 
@@ -486,34 +464,37 @@ def _is_workflow(state: RunState) -> bool:
     return "workflow" in state.definition or state.status is RunStatus.DAMAGED
 
 
-def _ask(method: Any, *args: Any) -> Any:
-    """Call a method of the host; what it raises is raised as itself, not wrapped by Ray."""
+def _ask(method: str, *args: Any) -> Any:
+    """Call a method of the host, of a new one if it was ended. What it raises is raised as itself, unwrapped."""
     import ray
 
-    try:
-        return ray.get(method.remote(*args))
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.ActorDiedError:
-        _client_of_process().forget()
-        raise
+    client = _client_of_process()
+    for last in (False, True):
+        try:
+            return ray.get(getattr(client.host(), method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except ray.exceptions.ActorDiedError:
+            client.forget()
+            if last:
+                raise
+    raise AssertionError("not reached")
 
 
 def _withdraw(workflow_id: str) -> None:
     import ray
 
     if ray.is_initialized():
-        _ask(_client_of_process().host().withdraw, workflow_id)
+        _ask("withdraw", workflow_id)
 
 
 def _deliver(workflow_id: str) -> Any:
-    client = _client_of_process()
     # What has ended before needs no cluster.
-    stopped = _ask(client.host().wait, workflow_id) if client.is_met else None
+    stopped = _ask("wait", workflow_id) if _client_of_process().is_met else None
     # A driver that has lost the workflow to another one has not ended it: that one will.
     if stopped is not None and not isinstance(stopped, FencedError):
         raise stopped
-    return await_output(client.store, workflow_id, None)
+    return await_output(_store(), workflow_id, None)
 
 
 def _output_ref(workflow_id: str, task_id: str | None) -> Any:

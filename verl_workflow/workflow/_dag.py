@@ -50,8 +50,11 @@ class DagView:
         return DAGInputData(*self._args, **self._kwargs)
 
     def _attribute(self, node: Any) -> Any:
+        from ray.dag.input_node import DAGInputData
+
         key, value = node._key, self._input()
-        return value[key] if node._accessor_method == "__getitem__" else getattr(value, key)
+        by_key = node._accessor_method == "__getitem__" or isinstance(value, DAGInputData)
+        return value[key] if by_key else getattr(value, key)
 
 
 def is_node(thing: Any) -> bool:

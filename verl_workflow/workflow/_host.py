@@ -13,8 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from verl_workflow.errors import FencedError
+from verl_workflow.errors import ErrorCode, FencedError, UserError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import RunStatus
@@ -22,7 +23,7 @@ from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._outputs import Delivered, output_to_deliver
 from verl_workflow.workflow._owner import this_process
-from verl_workflow.workflow._state import list_runs, read_definition, read_graph
+from verl_workflow.workflow._state import create_run, list_runs, read_definition, read_graph
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class WorkflowHost:
         self._limits = running, pending
         self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
         self._waiting: collections.deque[tuple[str, tuple[str, ...]]] = collections.deque()
+        # How many are being recorded, for which there has to be room.
+        self._beginning = 0
         self._launcher = RayLauncher()
         self._life = HostLife(store, token)
         self._life.start()
@@ -54,6 +57,39 @@ class WorkflowHost:
                 f"New options: max_running_workflows={running} max_pending_workflows={pending}."
             )
         return self._token
+
+    async def begin(
+        self, run_id: str, definition: dict[str, Any], call: str, seed: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Record a new workflow and drive it, now or when its turn has come.
+
+        Both are done here, lest one be recorded that nobody drives when the caller dies in between.
+
+        Args:
+            seed: events that its first driver begins with. call: the same when Ray makes this call again, as this process
+                had died.
+
+        Raises:
+            RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
+        """
+        await self._recovered
+        if not self._has_room():
+            if await asyncio.to_thread(self._has_begun, run_id, call):
+                return
+            raise queue.Full("Workflow queue has been full")
+        self._beginning += 1
+        try:
+            more = {"host": self._token, "call": call, "seed": list(seed)}
+            await asyncio.to_thread(create_run, self._store, run_id, definition, **more)
+        except UserError as error:
+            if error.code is not ErrorCode.RUN_EXISTS:
+                raise
+            if await asyncio.to_thread(self._has_begun, run_id, call):
+                return
+            raise RuntimeError(f"Workflow '{run_id}' is already running or pending.") from error
+        finally:
+            self._beginning -= 1
+        self._submit(run_id, ())
 
     async def submit(self, run_id: str, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -90,6 +126,18 @@ class WorkflowHost:
                 future.set_result(None)
                 return True
         return False
+
+    def _has_begun(self, run_id: str, call: str) -> bool:
+        """Whether the process before this one has recorded the workflow, which then was taken up already."""
+        try:
+            stored = read_definition(self._store, run_id)
+        except UserError:
+            return False
+        return (stored.get("call"), stored.get("host")) == (call, self._token)
+
+    def _has_room(self) -> bool:
+        running, pending = self._limits
+        return running < 0 or pending < 0 or len(self._driven) + self._beginning < running + pending
 
     def _active(self) -> list[str]:
         waiting = {run_id for run_id, _ in self._waiting}

@@ -245,9 +245,16 @@ def _definition_key(run_id: str) -> str:
 
 
 def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress: bool) -> RunState:
-    folded = Journal(store, run_id).read()
+    journal = Journal(store, run_id)
+    folded = journal.read()
     created_at = float(stored["created_at"])
     status, age = _liveness(store, run_id, folded, stored)
+    known = -1
+    while status is RunStatus.RESUMABLE and known < journal.length:
+        # Its driver may have ended it, and be gone for that reason, after the journal was read.
+        known = journal.length
+        folded = journal.read()
+        status, age = _liveness(store, run_id, folded, stored)
     return RunState(
         run_id=run_id,
         status=status,
