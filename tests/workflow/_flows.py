@@ -85,9 +85,9 @@ def kill_driver(workflow_id: str) -> int:
 
 
 def store() -> Any:
-    from verl_workflow.workflow import _api
+    from verl_workflow.workflow import _session
 
-    return _api._store()
+    return _session.storage()
 
 
 def named(task_id: str, **more: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from _flows import (
 from verl_workflow import workflow
 from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import Driver, InlineLauncher, _api
+from verl_workflow.workflow import Driver, InlineLauncher, _session
 from verl_workflow.workflow._state import read_graph
 
 pytestmark = pytest.mark.usefixtures("flows")
@@ -260,7 +260,7 @@ def test_a_caller_who_dies_at_any_point_of_a_start_blocks_neither_this_workflow_
         dag = marked.bind(marks, name, point)
         with monkeypatch.context() as patched:
             count = itertools.count()
-            patched.setattr(_api, "_ask", dying(_api._ask, point, count))
+            patched.setattr(_session, "ask", dying(_session.ask, point, count))
             patched.setattr(Store, "create", dying(Store.create, point, count))
             try:
                 workflow.run(dag, workflow_id=name)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from typing import TYPE_CHECKING, Any, Literal
 
-from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._client import Client, default_storage, python_path
+from verl_workflow.workflow import _session
+from verl_workflow.workflow._client import Client, default_storage
 from verl_workflow.workflow._exceptions import (
     WorkflowNotFoundError,
-    WorkflowNotResumableError,
     WorkflowStillActiveError,
 )
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
-from verl_workflow.workflow._graph import Names, graph_of
-from verl_workflow.workflow._names import check_name, run_folder
-from verl_workflow.workflow._node import in_step, save_graph
-from verl_workflow.workflow._options import check_user_metadata
+from verl_workflow.workflow._metadata import stats, step_metadata
+from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._node import in_step
 from verl_workflow.workflow._outputs import await_output
 from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel, run_exists
 from verl_workflow.workflow._status import WorkflowStatus
@@ -27,7 +25,6 @@ from verl_workflow.workflow._status import WorkflowStatus
 if TYPE_CHECKING:
     from verl_workflow.workflow._gc import Collected
 
-_CLIENT: Client | None = None
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _log = logging.getLogger(__name__)
@@ -57,12 +54,12 @@ def init(
     """
     _check_limit("max_running_workflows", max_running_workflows, least=1)
     _check_limit("max_pending_workflows", max_pending_workflows, least=0)
-    global _CLIENT
     store = Store(storage or default_storage(), durability=durability)
-    _CLIENT = Client(store, max_running_workflows, max_pending_workflows)
+    found = Client(store, max_running_workflows, max_pending_workflows)
+    _session.use(found)
     if max_running_workflows is not None or max_pending_workflows is not None:
         # To be told now, not by the first workflow.
-        _CLIENT.host()
+        found.host()
 
 
 def run(
@@ -86,14 +83,14 @@ def run(
         WorkflowExecutionError: a step has failed for good; its error is the ``__cause__``.
         WorkflowCancellationError: it was cancelled.
     """
-    return _deliver(_begin(dag, args, kwargs, workflow_id, metadata))
+    return _session.deliver(_session.begin_workflow(dag, args, kwargs, workflow_id, metadata))
 
 
 def run_async(
     dag: Any, *args: Any, workflow_id: str | None = None, metadata: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     """As `run`, without waiting: an object reference to the output."""
-    return _output_ref(_begin(dag, args, kwargs, workflow_id, metadata), None)
+    return _session.output_ref(_session.begin_workflow(dag, args, kwargs, workflow_id, metadata), None)
 
 
 def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
@@ -110,12 +107,12 @@ def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail
         WorkflowNotResumableError: it was cancelled, or is a pipeline's run.
         UserError(DEFINITION_CHANGED): see `on_code_change`.
     """
-    return _deliver(_resume(workflow_id, on_code_change))
+    return _session.deliver(_session.take_up(workflow_id, on_code_change))
 
 
 def resume_async(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
     """As `resume`, without waiting: an object reference to the output."""
-    return _output_ref(_resume(workflow_id, on_code_change), None)
+    return _session.output_ref(_session.take_up(workflow_id, on_code_change), None)
 
 
 def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
@@ -137,14 +134,14 @@ def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None
         UserError: USAGE_INVALID, it is a pipeline's run; RUN_EXISTS, the new id is taken; RUN_ID_INVALID.
         queue.Full, WorkflowExecutionError, WorkflowCancellationError: as `run`.
     """
-    new_id = _fork(workflow_id, from_step, new_workflow_id)
-    return new_id, _deliver(new_id)
+    new_id = _session.begin_fork(workflow_id, from_step, new_workflow_id)
+    return new_id, _session.deliver(new_id)
 
 
 def fork_async(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
     """As `fork`, without waiting: the id of the new workflow, and an object reference to its output."""
-    new_id = _fork(workflow_id, from_step, new_workflow_id)
-    return new_id, _output_ref(new_id, None)
+    new_id = _session.begin_fork(workflow_id, from_step, new_workflow_id)
+    return new_id, _session.output_ref(new_id, None)
 
 
 def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
@@ -159,7 +156,7 @@ def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
         (workflow id, object reference to the output) of those that were taken up.
     """
     wanted = {RunStatus.RESUMABLE} | ({RunStatus.FAILED} if include_failed else set())
-    states = [state for state in list_runs(_store()) if state.status in wanted and _is_workflow(state)]
+    states = [state for state in _workflows() if state.status in wanted]
     found = []
     for state in sorted(states, key=lambda state: (state.owner is None, state.created_at)):
         try:
@@ -178,12 +175,12 @@ def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
         WorkflowExecutionError, WorkflowCancellationError: it has ended without the value.
         VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded, or can be loaded no more.
     """
-    return await_output(_store(), _existing(workflow_id).run_id, task_id)
+    return await_output(_session.storage(), _session.existing(workflow_id).run_id, task_id)
 
 
 def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
     """As `get_output`, without waiting: an object reference to the value."""
-    return _output_ref(_existing(workflow_id).run_id, task_id)
+    return _session.output_ref(_session.existing(workflow_id).run_id, task_id)
 
 
 def list_all(
@@ -197,7 +194,7 @@ def list_all(
         TypeError, ValueError: the filter is no status or set of them.
     """
     wanted = _wanted(status_filter)
-    found = [(state, WorkflowStatus.of(state.status)) for state in list_runs(_store()) if _is_workflow(state)]
+    found = [(state, WorkflowStatus.of(state.status)) for state in _workflows()]
     kept = [(state, status) for state, status in found if status in wanted]
     kept.sort(key=lambda each: each[1] is WorkflowStatus.RESUMABLE and each[0].owner is None)
     return [(state.run_id, status) for state, status in kept]
@@ -210,7 +207,7 @@ def get_status(workflow_id: str) -> WorkflowStatus:
         WorkflowNotFoundError: there is none.
         VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; says which file, and what to do.
     """
-    return WorkflowStatus.of(_existing(workflow_id).status)
+    return WorkflowStatus.of(_session.existing(workflow_id).status)
 
 
 def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]:
@@ -225,16 +222,16 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
     Raises:
         ValueError: there is no such workflow, or no such step in it.
     """
-    if not run_exists(_store(), workflow_id):
+    if not run_exists(_session.storage(), workflow_id):
         raise ValueError(f"No such workflow_id '{workflow_id}'")
-    state = read_run(_store(), workflow_id, progress=False)
+    state = read_run(_session.storage(), workflow_id, progress=False)
     if task_id is not None:
-        return _step_metadata(state, task_id)
+        return step_metadata(state, task_id, _session.storage())
     started = next(iter(sorted(a.started_at for step in state.steps.values() for a in step.attempts)), state.created_at)
     return {
         "status": WorkflowStatus.of(state.status).value,
         "user_metadata": state.definition.get("workflow", {}).get("metadata", {}),
-        "stats": _stats(started, state.ended_at),
+        "stats": stats(started, state.ended_at),
     }
 
 
@@ -248,11 +245,11 @@ def cancel(workflow_id: str) -> None:
         UserError(RUN_TERMINAL): it has succeeded or failed.
         TimeoutError: its driver has not stopped it within a minute.
     """
-    state = _existing(workflow_id)
-    store = _store()
+    state = _session.existing(workflow_id)
+    store = _session.storage()
     if state.status is RunStatus.PENDING and state.host is not None:
         # Out of the queue first, or it would begin in between.
-        _withdraw(workflow_id)
+        _session.withdraw(workflow_id)
     request_cancel(store, workflow_id)
     deadline = time.monotonic() + 60.0
     while read_run(store, workflow_id, progress=False).status not in TERMINAL_STATES:
@@ -277,11 +274,11 @@ def send_event(workflow_id: str, event_key: str, payload: Any = None) -> None:
     from verl_workflow.workflow._sent_events import store_event
 
     try:
-        store_event(_store(), workflow_id, event_key, payload)
+        store_event(_session.storage(), workflow_id, event_key, payload)
     except UserError as error:
         if error.code is not ErrorCode.RUN_UNKNOWN:
             raise
-        raise WorkflowNotFoundError.of(workflow_id, _store().uri) from error
+        raise WorkflowNotFoundError.of(workflow_id, _session.storage().uri) from error
 
 
 def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str = "/event") -> str:
@@ -308,7 +305,7 @@ def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str
             f"taking events in over HTTP needs Ray Serve ({error})",
             remedy='Install it with: uv pip install "verl-workflow[serve]".',
         ) from error
-    return deploy_events(_store(), host=host, port=port, route_prefix=route_prefix)
+    return deploy_events(_session.storage(), host=host, port=port, route_prefix=route_prefix)
 
 
 def delete(workflow_id: str) -> None:
@@ -319,7 +316,7 @@ def delete(workflow_id: str) -> None:
         WorkflowNotFoundError: there is none.
     """
     try:
-        state = _existing(workflow_id)
+        state = _session.existing(workflow_id)
     except WorkflowNotFoundError:
         raise
     except VerlWorkflowError as error:
@@ -329,7 +326,7 @@ def delete(workflow_id: str) -> None:
         state = RunState(run_id=workflow_id, status=RunStatus.DAMAGED)
     if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
         raise WorkflowStillActiveError.of("DELETE", workflow_id)
-    _store().delete_folder(run_folder(workflow_id), first=f"{run_folder(workflow_id)}/definition.json")
+    _session.storage().delete_folder(run_folder(workflow_id), first=f"{run_folder(workflow_id)}/definition.json")
 
 
 def gc(workflow_id: str | None = None) -> Collected:
@@ -351,13 +348,13 @@ def gc(workflow_id: str | None = None) -> Collected:
     from verl_workflow.workflow._gc import collect, collect_all
 
     if workflow_id is None:
-        return collect_all(_store())
+        return collect_all(_session.storage())
     try:
-        return collect(_store(), workflow_id)
+        return collect(_session.storage(), workflow_id)
     except UserError as error:
         if error.code is not ErrorCode.RUN_UNKNOWN:
             raise
-        raise WorkflowNotFoundError.of(workflow_id, _store().uri) from error
+        raise WorkflowNotFoundError.of(workflow_id, _session.storage().uri) from error
 
 
 def continuation(dag_node: Any) -> Any:
@@ -379,167 +376,8 @@ def continuation(dag_node: Any) -> Any:
     return execute_directly(dag_node)
 
 
-def _store() -> Store:
-    return _client_of_process().store
-
-
-def _client_of_process() -> Client:
-    global _CLIENT
-    if _CLIENT is None:
-        _CLIENT = Client(Store(default_storage()))
-    return _CLIENT
-
-
-def _begin(
-    dag: Any, args: tuple[Any, ...], kwargs: dict[str, Any], workflow_id: str | None, metadata: dict[str, Any] | None
-) -> str:
-    """Record a workflow and hand it to the host, or resume it; gives its id."""
-    from verl_workflow.workflow._dag import DagView, is_node
-
-    if not is_node(dag):
-        raise TypeError("Input should be a DAG.")
-    check_user_metadata(metadata)
-    workflow_id = _new_id() if workflow_id is None else workflow_id
-    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    store = _store()
-    if run_exists(store, workflow_id):
-        return _go_on(_existing(workflow_id), "accept")
-    folder = run_folder(workflow_id)
-    view = DagView(args, kwargs)
-    graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
-    saved = save_graph(graph, store, workflow_id)
-    root = Names().give(saved.names)[-1]
-    record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    _ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex)
-    return workflow_id
-
-
-def _fork(workflow_id: str, from_step: str, new_id: str | None) -> str:
-    """Record a fork and hand it to the host; gives its id."""
-    from verl_workflow.workflow._fork import check_fork, copy_workflow
-
-    state = _existing(workflow_id)
-    new_id = _new_id() if new_id is None else new_id
-    store = _store()
-    check_fork(store, state, from_step, new_id)
-    forked = copy_workflow(store, state, from_step, new_id)
-    _ask("begin", new_id, forked.definition, uuid.uuid4().hex, forked.seed)
-    return new_id
-
-
-def _new_id() -> str:
-    return f"{uuid.uuid4()}.{time.time():.9f}"
-
-
-def _resume(workflow_id: str, on_code_change: str) -> str:
-    if on_code_change not in ("accept", "rerun", "fail"):
-        raise ValueError(f"on_code_change has to be accept, rerun or fail, not {on_code_change!r}.")
-    return _go_on(_existing(workflow_id), on_code_change)
-
-
-def _go_on(state: RunState, on_code_change: str) -> str:
-    workflow_id = state.run_id
-    if not _is_workflow(state):
-        raise WorkflowNotResumableError.of(workflow_id, "it is a run of a pipeline (see `verl-workflow resume`)")
-    if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
-        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.")
-    if state.status is RunStatus.CANCELLED:
-        raise WorkflowNotResumableError.of(workflow_id, "it was cancelled")
-    if state.status is not RunStatus.SUCCEEDED:
-        from verl_workflow.workflow._guard import changed_steps
-
-        reset = changed_steps(state, _store(), on_code_change)
-        _ask("submit", workflow_id, reset)
-    return workflow_id
-
-
-def _existing(workflow_id: str) -> RunState:
-    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    if not run_exists(_store(), workflow_id):
-        raise WorkflowNotFoundError.of(workflow_id, _store().uri)
-    return read_run(_store(), workflow_id, progress=False)
-
-
-def _is_workflow(state: RunState) -> bool:
-    return "workflow" in state.definition or state.status is RunStatus.DAMAGED
-
-
-def _ask(method: str, *args: Any) -> Any:
-    """Call a method of the host, of a new one if it was ended. What it raises is raised as itself, unwrapped."""
-    import ray
-
-    client = _client_of_process()
-    for last in (False, True):
-        try:
-            return ray.get(getattr(client.host(), method).remote(*args))
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except ray.exceptions.ActorDiedError:
-            client.forget()
-            if last:
-                raise
-    raise AssertionError("not reached")
-
-
-def _withdraw(workflow_id: str) -> None:
-    import ray
-
-    if ray.is_initialized():
-        _ask("withdraw", workflow_id)
-
-
-def _deliver(workflow_id: str) -> Any:
-    # What has ended before needs no cluster.
-    stopped = _ask("wait", workflow_id) if _client_of_process().is_met else None
-    # A driver that has lost the workflow to another one has not ended it: that one will.
-    if stopped is not None and not isinstance(stopped, FencedError):
-        raise stopped
-    return await_output(_store(), workflow_id, None)
-
-
-def _output_ref(workflow_id: str, task_id: str | None) -> Any:
-    """A reference to what `get_output` gives; the host waits for it, and holds no worker for that."""
-    return _client_of_process().host().output.remote(workflow_id, task_id)
-
-
-def _step_metadata(state: RunState, task_id: str) -> dict[str, Any]:
-    from verl_workflow.workflow._metadata import node_of
-
-    found = node_of(state, task_id, _store())
-    if found is None:
-        raise ValueError(f"No such task_id '{task_id}' in workflow '{state.run_id}'")
-    options, after = found
-    step = state.steps.get(task_id)
-    attempts = step.attempts if step is not None else ()
-    return {
-        "task_id": task_id,
-        "task_options": {
-            "task_type": "FUNCTION",
-            "max_retries": options.max_retries,
-            "catch_exceptions": bool(options.catch_exceptions),
-            "retry_exceptions": bool(options.retry_exceptions),
-            "checkpoint": options.checkpoint is not False,
-            "ray_options": dict(options.ray),
-        },
-        "user_metadata": dict(options.metadata),
-        "workflow_refs": list(after),
-        "stats": _stats(attempts[0].started_at if attempts else None, attempts[-1].ended_at if attempts else None),
-        "attempts": [
-            {
-                "number": each.number,
-                "status": each.status.value,
-                "start_time": each.started_at,
-                "end_time": each.ended_at,
-                "error": None if each.error is None else each.error.get("message"),
-            }
-            for each in attempts
-        ],
-    }
-
-
-def _stats(started: float | None, ended: float | None) -> dict[str, float]:
-    known = {"start_time": started, "end_time": ended}
-    return {name: at for name, at in known.items() if at is not None}
+def _workflows() -> list[RunState]:
+    return [state for state in list_runs(_session.storage()) if _session.is_workflow(state)]
 
 
 def _wanted(status_filter: object) -> set[WorkflowStatus]:

@@ -50,6 +50,13 @@ class Client:
             self._session = session
         return self._host
 
+    def job(self) -> str:
+        """Ray's id of this process's job, which the host is asked for; Ray is started where it was not."""
+        import ray
+
+        self.host()
+        return str(ray.get_runtime_context().get_job_id())
+
     @property
     def is_met(self) -> bool:
         """Whether the host was needed so far."""

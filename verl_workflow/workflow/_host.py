@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, FencedError, UserError
@@ -28,6 +29,15 @@ from verl_workflow.workflow._state import create_run, list_runs, read_definition
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """A workflow to be driven. Attributes: see `WorkflowHost.begin` and `Driver`."""
+
+    run_id: str
+    job: str
+    reset: tuple[str, ...] = ()
+
+
 class WorkflowHost:
     """The actor's class.
 
@@ -40,10 +50,10 @@ class WorkflowHost:
         self._token = token
         self._limits = running, pending
         self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
-        self._waiting: collections.deque[tuple[str, tuple[str, ...]]] = collections.deque()
+        self._waiting: collections.deque[_Order] = collections.deque()
         # How many are being recorded, for which there has to be room.
         self._beginning = 0
-        self._launcher = RayLauncher()
+        self._launchers: dict[str, RayLauncher] = {}
         self._life = HostLife(store, token)
         self._life.start()
         self._recovered = asyncio.ensure_future(self._recover())
@@ -59,15 +69,16 @@ class WorkflowHost:
         return self._token
 
     async def begin(
-        self, run_id: str, definition: dict[str, Any], call: str, seed: Sequence[dict[str, Any]] = ()
+        self, run_id: str, definition: dict[str, Any], call: str, job: str, seed: Sequence[dict[str, Any]] = ()
     ) -> None:
         """Record a new workflow and drive it, now or when its turn has come.
 
         Both are done here, lest one be recorded that nobody drives when the caller dies in between.
 
         Args:
-            seed: events that its first driver begins with. call: the same when Ray makes this call again, as this process
-                had died.
+            call: the same when Ray makes this call again, as this process had died.
+            job: of the caller; steps of one job share no worker with another one's, whose modules may be older.
+            seed: events to begin with.
 
         Raises:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
@@ -89,16 +100,16 @@ class WorkflowHost:
             raise RuntimeError(f"Workflow '{run_id}' is already running or pending.") from error
         finally:
             self._beginning -= 1
-        self._submit(run_id, ())
+        self._submit(_Order(run_id=run_id, job=job))
 
-    async def submit(self, run_id: str, reset: Sequence[str] = ()) -> None:
+    async def submit(self, run_id: str, job: str, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
 
         Raises:
             RuntimeError: it is driven here already. queue.Full: too many are waiting.
         """
         await self._recovered
-        self._submit(run_id, tuple(reset))
+        self._submit(_Order(run_id=run_id, job=job, reset=tuple(reset)))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -119,8 +130,8 @@ class WorkflowHost:
     async def withdraw(self, run_id: str) -> bool:
         """Take a workflow out of the queue; False when it is not in it."""
         await self._recovered
-        for place, (waiting, _) in enumerate(self._waiting):
-            if waiting == run_id:
+        for place, order in enumerate(self._waiting):
+            if order.run_id == run_id:
                 del self._waiting[place]
                 future = self._driven.pop(run_id)
                 future.set_result(None)
@@ -140,47 +151,48 @@ class WorkflowHost:
         return running < 0 or pending < 0 or len(self._driven) + self._beginning < running + pending
 
     def _active(self) -> list[str]:
-        waiting = {run_id for run_id, _ in self._waiting}
+        waiting = {order.run_id for order in self._waiting}
         return [run_id for run_id in self._driven if run_id not in waiting]
 
-    def _submit(self, run_id: str, reset: tuple[str, ...]) -> None:
-        if run_id in self._driven:
-            raise RuntimeError(f"Workflow '{run_id}' is already running or pending.")
+    def _submit(self, order: _Order) -> None:
+        if order.run_id in self._driven:
+            raise RuntimeError(f"Workflow '{order.run_id}' is already running or pending.")
         running, pending = self._limits
         if running >= 0 and len(self._active()) >= running:
             if 0 <= pending <= len(self._waiting):
                 raise queue.Full("Workflow queue has been full")
-            self._waiting.append((run_id, reset))
-            self._driven[run_id] = asyncio.get_running_loop().create_future()
+            self._waiting.append(order)
+            self._driven[order.run_id] = asyncio.get_running_loop().create_future()
             return
-        self._driven[run_id] = asyncio.get_running_loop().create_future()
-        self._start(run_id, reset)
+        self._driven[order.run_id] = asyncio.get_running_loop().create_future()
+        self._start(order)
 
-    def _start(self, run_id: str, reset: tuple[str, ...]) -> None:
+    def _start(self, order: _Order) -> None:
         loop = asyncio.get_running_loop()
 
         def drive() -> None:
             stopped: BaseException | None = None
             try:
-                self._drive(run_id, reset)
+                self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
-                _log.warning("workflow %s stopped: %s", run_id, error)
+                _log.warning("workflow %s stopped: %s", order.run_id, error)
                 stopped = error
-            loop.call_soon_threadsafe(self._ended, run_id, stopped)
+            loop.call_soon_threadsafe(self._ended, order.run_id, stopped)
 
-        threading.Thread(target=drive, name=f"driver of {run_id}", daemon=True).start()
+        threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
 
-    def _drive(self, run_id: str, reset: tuple[str, ...]) -> None:
-        workflow = read_definition(self._store, run_id)["definition"]["workflow"]
+    def _drive(self, order: _Order) -> None:
+        workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
-        Driver(self._store, run_id, graph, self._launcher, owner=owner, reset=reset).run()
+        launcher = self._launchers.setdefault(order.job, RayLauncher(job=order.job))
+        Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).run()
 
     def _ended(self, run_id: str, stopped: BaseException | None) -> None:
         self._driven.pop(run_id).set_result(stopped)
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
-            self._start(*self._waiting.popleft())
+            self._start(self._waiting.popleft())
 
     async def _recover(self) -> None:
         """Take up what an earlier process of this host was driving or had in its queue."""
@@ -191,7 +203,8 @@ class WorkflowHost:
         runs = await asyncio.to_thread(self._left_behind)
         for run_id in runs:
             try:
-                self._submit(run_id, ())
+                # Its job may be over: whatever its workers have loaded is not trusted.
+                self._submit(_Order(run_id=run_id, job=self._token))
             except (RuntimeError, queue.Full):
                 _log.exception("workflow %s is not taken up", run_id)
 

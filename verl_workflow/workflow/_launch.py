@@ -12,6 +12,8 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned, execute, execute_apart, execute_hosted
 from verl_workflow.workflow._plan import Step
 
+_JOB = "VERL_WORKFLOW_JOB"
+
 
 class Launcher(Protocol):
     """Starts and stops attempts. Every future ends with an Outcome; none raises."""
@@ -54,13 +56,19 @@ class RayLauncher:
     """Each attempt as a Ray task owned by this process, with which it dies. Needs Ray to be initialised.
 
     Ray itself retries nothing: each attempt is one that the journal knows of. A cancelled attempt's worker is killed.
+
+    Args:
+        job: steps run in workers of their own for each job, for one that another job has used may have loaded modules
+            that have changed since. None: in any worker.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, job: str | None = None) -> None:
         import ray
 
-        self._execute = ray.remote(execute)
-        self._execute_apart = ray.remote(execute_apart)
+        self._variables = {} if job is None else {_JOB: job}
+        remote = ray.remote if job is None else ray.remote(runtime_env={"env_vars": self._variables})
+        self._execute = remote(execute)
+        self._execute_apart = remote(execute_apart)
         self._refs: dict[Future[Outcome], Any] = {}
         self._loop = _Loop()
 
@@ -76,6 +84,9 @@ class RayLauncher:
                 "num_gpus": step.num_gpus,
                 "max_retries": 0,
             }
+            if "runtime_env" in options:
+                variables = {**self._variables, **options["runtime_env"].get("env_vars", {})}
+                options["runtime_env"] = {**options["runtime_env"], "env_vars": variables}
             if call.kept:
                 ref, apart = self._execute.options(**options).remote(call, *held), None
             else:

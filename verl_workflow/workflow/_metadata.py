@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._graph import Names
@@ -46,3 +48,43 @@ def module_path(state: RunState, store: Store) -> tuple[str, ...]:
         if error.code is not ErrorCode.JOURNAL_DAMAGED:
             raise
         return ()
+
+
+def step_metadata(state: RunState, task_id: str, store: Store) -> dict[str, Any]:
+    """As `get_metadata` gives it. Raises ValueError when there is no such step."""
+    found = node_of(state, task_id, store)
+    if found is None:
+        raise ValueError(f"No such task_id '{task_id}' in workflow '{state.run_id}'")
+    options, after = found
+    step = state.steps.get(task_id)
+    attempts = step.attempts if step is not None else ()
+    return {
+        "task_id": task_id,
+        "task_options": {
+            "task_type": "FUNCTION",
+            "max_retries": options.max_retries,
+            "catch_exceptions": bool(options.catch_exceptions),
+            "retry_exceptions": bool(options.retry_exceptions),
+            "checkpoint": options.checkpoint is not False,
+            "ray_options": dict(options.ray),
+        },
+        "user_metadata": dict(options.metadata),
+        "workflow_refs": list(after),
+        "stats": stats(attempts[0].started_at if attempts else None, attempts[-1].ended_at if attempts else None),
+        "attempts": [
+            {
+                "number": each.number,
+                "status": each.status.value,
+                "start_time": each.started_at,
+                "end_time": each.ended_at,
+                "error": None if each.error is None else each.error.get("message"),
+            }
+            for each in attempts
+        ],
+    }
+
+
+def stats(started: float | None, ended: float | None) -> dict[str, float]:
+    """The times that are known."""
+    known = {"start_time": started, "end_time": ended}
+    return {name: at for name, at in known.items() if at is not None}

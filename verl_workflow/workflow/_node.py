@@ -156,12 +156,9 @@ def load_function(data: bytes, path: tuple[str, ...]) -> tuple[Any, RetryPolicy]
     """The function and its policy; loaded once in a process, like a remote function of Ray's."""
     from ray import cloudpickle
 
-    try:
-        found = cloudpickle.loads(data)
-    except ImportError:
-        # It lies beside the script that built the graph, which another script's cluster does not know.
-        sys.path.extend(folder for folder in path if folder not in sys.path)
-        found = cloudpickle.loads(data)
+    # What lies beside the script that built the graph comes first, whoever has started the cluster's workers.
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    found = cloudpickle.loads(data)
     function, policy = found
     return function, policy
 

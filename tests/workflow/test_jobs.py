@@ -1,0 +1,59 @@
+"""Several scripts on one cluster, with one storage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import sys
+import ray
+from verl_workflow import workflow
+import task
+
+address, storage, workflow_id = sys.argv[1:]
+ray.init(address=address, log_to_driver=False)
+workflow.init(storage=storage)
+print(workflow.run(ray.remote(task.answer).bind(), workflow_id=workflow_id))
+"""
+
+
+@pytest.fixture
+def script(ray_cluster: Any, tmp_path: Path) -> Any:
+    """Runs a script of its own process and folder, and gives what it prints last."""
+
+    def run(folder: Path, source: str, workflow_id: str) -> str:
+        folder.mkdir(exist_ok=True)
+        (folder / "task.py").write_text(source)
+        (folder / "main.py").write_text(SCRIPT)
+        address = ray_cluster.get_runtime_context().gcs_address
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, "main.py", address, str(tmp_path / "storage"), workflow_id],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    return run
+
+
+def test_a_script_runs_the_code_that_it_sees_and_no_older_one(script: Any, tmp_path: Path) -> None:
+    assert script(tmp_path / "a", "def answer(): return 'first'", "one") == "first"
+    assert script(tmp_path / "a", "def answer(): return 'second'", "two") == "second"
+
+
+def test_modules_beside_another_script_are_found_though_the_first_one_started_the_host(
+    script: Any, tmp_path: Path
+) -> None:
+    assert script(tmp_path / "a", "def answer(): return 'from a'", "one") == "from a"
+    assert script(tmp_path / "b", "def answer(): return 'from b'", "two") == "from b"

@@ -1,0 +1,150 @@
+"""What the functions of the API have in common: this process's storage and host, and what is asked of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from verl_workflow.errors import ErrorCode, FencedError
+from verl_workflow.storage import Store
+from verl_workflow.workflow._client import Client, default_storage, python_path
+from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowNotResumableError
+from verl_workflow.workflow._fold import RunStatus
+from verl_workflow.workflow._graph import Names, graph_of
+from verl_workflow.workflow._names import check_name, run_folder
+from verl_workflow.workflow._node import save_graph
+from verl_workflow.workflow._options import check_user_metadata
+from verl_workflow.workflow._outputs import await_output
+from verl_workflow.workflow._state import RunState, read_run, run_exists
+
+_PRESENT: Client | None = None
+
+
+def use(found: Client) -> None:
+    """Make this the process's client."""
+    global _PRESENT
+    _PRESENT = found
+
+
+def storage() -> Store:
+    return client().store
+
+
+def client() -> Client:
+    global _PRESENT
+    if _PRESENT is None:
+        _PRESENT = Client(Store(default_storage()))
+    return _PRESENT
+
+
+def begin_workflow(
+    dag: Any, args: tuple[Any, ...], kwargs: dict[str, Any], workflow_id: str | None, metadata: dict[str, Any] | None
+) -> str:
+    """Record a workflow and hand it to the host, or resume it; gives its id."""
+    from verl_workflow.workflow._dag import DagView, is_node
+
+    if not is_node(dag):
+        raise TypeError("Input should be a DAG.")
+    check_user_metadata(metadata)
+    workflow_id = new_id() if workflow_id is None else workflow_id
+    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    store = storage()
+    if run_exists(store, workflow_id):
+        return go_on(existing(workflow_id), "accept")
+    folder = run_folder(workflow_id)
+    view = DagView(args, kwargs)
+    graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
+    saved = save_graph(graph, store, workflow_id)
+    root = Names().give(saved.names)[-1]
+    record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
+    ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex, client().job())
+    return workflow_id
+
+
+def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
+    """Record a fork and hand it to the host; gives its id."""
+    from verl_workflow.workflow._fork import check_fork, copy_workflow
+
+    state = existing(workflow_id)
+    fork_id = new_id() if fork_id is None else fork_id
+    store = storage()
+    check_fork(store, state, from_step, fork_id)
+    forked = copy_workflow(store, state, from_step, fork_id)
+    ask("begin", fork_id, forked.definition, uuid.uuid4().hex, client().job(), forked.seed)
+    return fork_id
+
+
+def new_id() -> str:
+    return f"{uuid.uuid4()}.{time.time():.9f}"
+
+
+def take_up(workflow_id: str, on_code_change: str) -> str:
+    if on_code_change not in ("accept", "rerun", "fail"):
+        raise ValueError(f"on_code_change has to be accept, rerun or fail, not {on_code_change!r}.")
+    return go_on(existing(workflow_id), on_code_change)
+
+
+def go_on(state: RunState, on_code_change: str) -> str:
+    workflow_id = state.run_id
+    if not is_workflow(state):
+        raise WorkflowNotResumableError.of(workflow_id, "it is a run of a pipeline (see `verl-workflow resume`)")
+    if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
+        raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.")
+    if state.status is RunStatus.CANCELLED:
+        raise WorkflowNotResumableError.of(workflow_id, "it was cancelled")
+    if state.status is not RunStatus.SUCCEEDED:
+        from verl_workflow.workflow._guard import changed_steps
+
+        reset = changed_steps(state, storage(), on_code_change)
+        ask("submit", workflow_id, client().job(), reset)
+    return workflow_id
+
+
+def existing(workflow_id: str) -> RunState:
+    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    if not run_exists(storage(), workflow_id):
+        raise WorkflowNotFoundError.of(workflow_id, storage().uri)
+    return read_run(storage(), workflow_id, progress=False)
+
+
+def is_workflow(state: RunState) -> bool:
+    return "workflow" in state.definition or state.status is RunStatus.DAMAGED
+
+
+def ask(method: str, *args: Any) -> Any:
+    """Call a method of the host, of a new one if it was ended. What it raises is raised as itself, unwrapped."""
+    import ray
+
+    present = client()
+    for last in (False, True):
+        try:
+            return ray.get(getattr(present.host(), method).remote(*args))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except ray.exceptions.ActorDiedError:
+            present.forget()
+            if last:
+                raise
+    raise AssertionError("not reached")
+
+
+def withdraw(workflow_id: str) -> None:
+    import ray
+
+    if ray.is_initialized():
+        ask("withdraw", workflow_id)
+
+
+def deliver(workflow_id: str) -> Any:
+    # What has ended before needs no cluster.
+    stopped = ask("wait", workflow_id) if client().is_met else None
+    # A driver that has lost the workflow to another one has not ended it: that one will.
+    if stopped is not None and not isinstance(stopped, FencedError):
+        raise stopped
+    return await_output(storage(), workflow_id, None)
+
+
+def output_ref(workflow_id: str, task_id: str | None) -> Any:
+    """A reference to what `get_output` gives; the host waits for it, and holds no worker for that."""
+    return client().host().output.remote(workflow_id, task_id)
