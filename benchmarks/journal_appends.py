@@ -54,7 +54,8 @@ def _round(folder: Path, records: int) -> tuple[float, float]:
         journal.append(StepStarted(step="train", attempt=number))
     appends = time.perf_counter() - started
 
-    body = journal.entries[-1].to_bytes()
+    *_, last = journal.entries()
+    body = last.to_bytes()
     bare = folder / "bare"
     bare.mkdir()
     started = time.perf_counter()
