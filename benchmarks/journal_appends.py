@@ -51,7 +51,7 @@ def _round(folder: Path, records: int) -> tuple[float, float]:
     assert journal.claim(Claimed(owner=this_process(), steps=["train"]))
     started = time.perf_counter()
     for number in range(1, records + 1):
-        journal.append(StepStarted(step="train", attempt=number))
+        journal.append(StepStarted(step=f"step-{number}", attempt=1))
     appends = time.perf_counter() - started
 
     *_, last = journal.entries()
