@@ -20,6 +20,7 @@ from _flows import (
     executions,
     gather,
     go,
+    kill_driver,
     mark,
     marked,
     named,
@@ -727,6 +728,36 @@ def test_a_pending_workflow_that_is_cancelled_leaves_the_queue_at_once(tmp_path:
     go(marks)
     assert ray.get([first, third]) == [1, 3]
     assert executions(marks, "b") == 0
+
+
+@ray.remote(num_cpus=0)
+def fails_once(folder: Path, name: str) -> int:
+    if mark(folder, name) == 1:
+        raise KeyError(name)
+    return 7
+
+
+def test_a_failed_workflow_that_waits_to_be_taken_up_is_pending(tmp_path: Path, marks: Path) -> None:
+    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=1, max_pending_workflows=1)
+    with pytest.raises(workflow.WorkflowExecutionError):
+        workflow.run(fails_once.bind(marks, "f"), workflow_id="failed")
+    slow = workflow.run_async(waiting.bind(marks, "a", 1), workflow_id="slow")
+    started(marks, "a")
+    taken_up = workflow.resume_async("failed")
+    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
+    with pytest.raises(RuntimeError, match="already running or pending"):
+        workflow.resume("failed")
+    workflow.cancel("failed")
+    assert workflow.get_status("failed") is workflow.FAILED
+    with pytest.raises(workflow.WorkflowExecutionError):
+        ray.get(taken_up)
+
+    taken_up = workflow.resume_async("failed")
+    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
+    kill_driver("slow")
+    go(marks)
+    assert ray.get([slow, taken_up], timeout=120) == [1, 7]
+    assert executions(marks, "f") == 2
 
 
 def test_init_refuses_limits_that_make_no_sense_or_differ_from_the_hosts(tmp_path: Path) -> None:

@@ -238,7 +238,8 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
 def cancel(workflow_id: str) -> None:
     """Stop a workflow: its running steps are ended, and it is CANCELED when this returns. What was committed stays.
 
-    To cancel a cancelled workflow is no error. One that has ended otherwise keeps its end.
+    To cancel a cancelled workflow is no error. One that has ended otherwise keeps its end; a failed one that waits to
+    be taken up leaves the queue.
 
     Raises:
         WorkflowNotFoundError: there is none; nothing was written.
@@ -250,6 +251,8 @@ def cancel(workflow_id: str) -> None:
     if state.status is RunStatus.PENDING and state.host is not None:
         # Out of the queue first, or it would begin in between.
         _session.withdraw(workflow_id)
+        if read_run(store, workflow_id, progress=False).status is RunStatus.FAILED:
+            return
     request_cancel(store, workflow_id)
     deadline = time.monotonic() + 60.0
     while read_run(store, workflow_id, progress=False).status not in TERMINAL_STATES:

@@ -140,6 +140,8 @@ async def execute_hosted(call: Call, *held: bytes) -> Outcome:
     """As `execute`, for a step whose function gives an awaitable."""
     report = _Report(call)
     try:
+        if call.clocked:
+            report({})
         return _outcome(call, await call.call(_context(call, held, report)))
     except asyncio.CancelledError:
         raise

@@ -27,8 +27,8 @@ from verl_workflow.workflow._records import (
 class RunStatus(str, enum.Enum):
     """Where a run stands.
 
-    PENDING: just created, not yet taken by a driver. RUNNING: a driver shows signs of life. RESUMABLE: not ended, and
-    nobody runs it. SUCCEEDED, CANCELLED: ended for good. FAILED: ended; resuming it gives its failed steps a fresh
+    PENDING: a driver is to take it. RUNNING: a driver shows signs of life. RESUMABLE: not ended, and nobody runs it.
+    SUCCEEDED, CANCELLED: ended for good. FAILED: ended; resuming it gives its failed steps a fresh
     retry budget. DAMAGED: only from `list_runs`, its record cannot be read.
     """
 

@@ -25,6 +25,7 @@ from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._outputs import Delivered, output_to_deliver
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._state import create_run, list_runs, read_definition, read_graph
+from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class _Order:
     run_id: str
     job: str
     reset: tuple[str, ...] = ()
+    resumed: bool = False
 
 
 class WorkflowHost:
@@ -109,7 +111,7 @@ class WorkflowHost:
             RuntimeError: it is driven here already. queue.Full: too many are waiting.
         """
         await self._recovered
-        self._submit(_Order(run_id=run_id, job=job, reset=tuple(reset)))
+        self._submit(_Order(run_id=run_id, job=job, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -133,6 +135,7 @@ class WorkflowHost:
         for place, order in enumerate(self._waiting):
             if order.run_id == run_id:
                 del self._waiting[place]
+                clear_turn(self._store, run_id)
                 future = self._driven.pop(run_id)
                 future.set_result(None)
                 return True
@@ -161,6 +164,8 @@ class WorkflowHost:
         if running >= 0 and len(self._active()) >= running:
             if 0 <= pending <= len(self._waiting):
                 raise queue.Full("Workflow queue has been full")
+            if order.resumed:
+                record_turn(self._store, order.run_id, Turn(host=self._token, reset=order.reset))
             self._waiting.append(order)
             self._driven[order.run_id] = asyncio.get_running_loop().create_future()
             return
@@ -173,6 +178,8 @@ class WorkflowHost:
         def drive() -> None:
             stopped: BaseException | None = None
             try:
+                if order.resumed:
+                    clear_turn(self._store, order.run_id)
                 self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
@@ -200,19 +207,25 @@ class WorkflowHost:
 
         if not ray.get_runtime_context().was_current_actor_reconstructed:
             return
-        runs = await asyncio.to_thread(self._left_behind)
-        for run_id in runs:
+        for order in await asyncio.to_thread(self._left_behind):
             try:
-                # Its job may be over: whatever its workers have loaded is not trusted.
-                self._submit(_Order(run_id=run_id, job=self._token))
+                self._submit(order)
             except (RuntimeError, queue.Full):
-                _log.exception("workflow %s is not taken up", run_id)
+                _log.exception("workflow %s is not taken up", order.run_id)
 
-    def _left_behind(self) -> list[str]:
-        found: list[tuple[bool, float, str]] = []
+    def _left_behind(self) -> list[_Order]:
+        found: list[tuple[bool, float, _Order]] = []
         for state in list_runs(self._store):
-            waiting = state.owner is None and state.host == self._token
+            waiting = state.status is RunStatus.PENDING and state.host == self._token
             mine = state.owner is not None and state.owner.get("driver") == self._token
-            if state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE, RunStatus.PENDING} and (waiting or mine):
-                found.append((waiting, state.created_at or time.time(), state.run_id))
-        return [run_id for _, _, run_id in sorted(found)]
+            if waiting or (mine and state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE}):
+                turn = read_turn(self._store, state.run_id)
+                # Its job may be over: whatever its workers have loaded is not trusted.
+                order = _Order(
+                    run_id=state.run_id,
+                    job=self._token,
+                    reset=turn.reset if turn is not None else (),
+                    resumed=turn is not None,
+                )
+                found.append((waiting, state.created_at or time.time(), order))
+        return [order for _, _, order in sorted(found, key=lambda each: each[:2])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import pickle
@@ -25,16 +26,10 @@ def dumps(value: Any, store: Store, folder: str, number: Numbering | None = None
     Raises:
         Exception: whatever pickling the user's objects raises.
     """
-    from ray import ObjectRef, cloudpickle
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
-        def persistent_id(self, thing: Any) -> Any:
-            if isinstance(thing, ObjectRef):
-                return _OBJECT, *_stored(thing, store, folder)
-            return None if number is None else number(thing)
-
     stream = io.BytesIO()
-    Pickler(stream).dump(value)
+    pickler = _pickler()(stream)
+    pickler.place, pickler.number = (store, folder), number
+    pickler.dump(value)
     return stream.getvalue()
 
 
@@ -45,15 +40,35 @@ def loads(data: bytes, store: Store, numbered: Callable[[str, int], Any] | None 
         numbered: what stands for the objects that were numbered.
     """
 
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, key: Any) -> Any:
-            kind, *rest = key
-            if kind == _OBJECT:
-                return _reference(rest[0], rest[1], store)
-            assert numbered is not None, "only arguments hold steps"
-            return numbered(kind, rest[0])
+    unpickler = _Unpickler(io.BytesIO(data))
+    unpickler.store, unpickler.numbered = store, numbered
+    return unpickler.load()
 
-    return Unpickler(io.BytesIO(data)).load()
+
+class _Unpickler(pickle.Unpickler):
+    store: Store
+    numbered: Callable[[str, int], Any] | None
+
+    def persistent_load(self, key: Any) -> Any:
+        kind, *rest = key
+        if kind == _OBJECT:
+            return _reference(rest[0], rest[1], self.store)
+        assert self.numbered is not None, "only arguments hold steps"
+        return self.numbered(kind, rest[0])
+
+
+@functools.cache
+def _pickler() -> Any:
+    """The class, made when it is needed first: Ray's pickler is its base."""
+    from ray import ObjectRef, cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def persistent_id(self, thing: Any) -> Any:
+            if isinstance(thing, ObjectRef):
+                return _OBJECT, *_stored(thing, *self.place)
+            return None if self.number is None else self.number(thing)
+
+    return Pickler
 
 
 def _stored(reference: Any, store: Store, folder: str) -> tuple[str, str]:

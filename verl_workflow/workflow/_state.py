@@ -25,6 +25,7 @@ from verl_workflow.workflow._names import check_name, is_name, path_part, run_fo
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._progress import read_progress
 from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, is_time
+from verl_workflow.workflow._turn import waiting_turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +256,9 @@ def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress
         known = journal.length
         folded = journal.read()
         status, age = _liveness(store, run_id, folded, stored)
+    host = stored.get("host")
+    if status in {RunStatus.RESUMABLE, RunStatus.FAILED} and (turn := waiting_turn(store, run_id)) is not None:
+        status, host = RunStatus.PENDING, turn.host
     return RunState(
         run_id=run_id,
         status=status,
@@ -268,7 +272,7 @@ def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress
         heartbeat_age_s=age,
         cancel_requested=folded.cancel_requested,
         definition=stored["definition"],
-        host=stored.get("host"),
+        host=host,
     )
 
 

@@ -1,0 +1,55 @@
+"""A run that was taken up again and waits for its turn: what its host has to know of that when it is rebuilt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from verl_workflow.storage import Store
+from verl_workflow.stored_json import parse_json
+from verl_workflow.workflow._host_life import is_alive
+from verl_workflow.workflow._names import run_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Attributes: host: token of the one in whose queue it is. reset: steps to execute again."""
+
+    host: str
+    reset: tuple[str, ...] = ()
+
+
+def record_turn(store: Store, run_id: str, turn: Turn) -> None:
+    """Say that a run waits for its turn."""
+    store.put(_key(run_id), json.dumps({"host": turn.host, "reset": list(turn.reset)}).encode())
+
+
+def clear_turn(store: Store, run_id: str) -> None:
+    """Its turn has come, or it has been withdrawn."""
+    store.delete(_key(run_id))
+
+
+def read_turn(store: Store, run_id: str) -> Turn | None:
+    """What was recorded, None when there is nothing that can be read: it is a hint, never the truth."""
+    data = store.get(_key(run_id))
+    try:
+        found = parse_json(data) if data is not None else None
+    except ValueError:
+        return None
+    if (
+        not isinstance(found, dict)
+        or not isinstance(found.get("host"), str)
+        or not isinstance(found.get("reset"), list)
+    ):
+        return None
+    return Turn(host=found["host"], reset=tuple(map(str, found["reset"])))
+
+
+def waiting_turn(store: Store, run_id: str) -> Turn | None:
+    """The same, if the host shows signs of life."""
+    turn = read_turn(store, run_id)
+    return turn if turn is not None and is_alive(store, turn.host) else None
+
+
+def _key(run_id: str) -> str:
+    return f"{run_folder(run_id)}/turn.json"
