@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from verl_workflow.training._failures import FailureClass, classify, error_chain, headline, raised_by_user
+from verl_workflow.training._failures import (
+    ADVICE,
+    FailureClass,
+    advice,
+    classify,
+    error_chain,
+    headline,
+    raised_by_user,
+)
 
 CUDA_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
@@ -14,6 +22,12 @@ def task_error(cause: Exception) -> Exception:
     """As ray.get raises it for an error in a remote function."""
     made: Exception = RayTaskError("run", "Traceback: GCS somewhere in the text", cause).as_instanceof_cause()
     return made
+
+
+def test_a_critic_without_flash_attention_is_told_what_it_lacks() -> None:
+    text = "RuntimeError: model(/m) is not a value head model, please install trl to make it valid"
+    assert "flash-attn" in advice(FailureClass.USER, text)
+    assert advice(FailureClass.USER, "ValueError: bad config") == ADVICE[FailureClass.USER]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ ADVICE: Mapping[FailureClass, str] = {
     FailureClass.UNKNOWN: "Read the log; start again when the cause is gone.",
 }
 
+# What verl says of these leads elsewhere.
+_HINTS: Sequence[tuple[re.Pattern[str], str]] = (
+    (
+        # It builds every critic with flash_attention_2, and takes the ImportError for a model without a value head.
+        re.compile("is not a value head model"),
+        "Install flash-attn where the critic trains, for verl builds it with that; or take `algorithm: grpo`.",
+    ),
+)
+
 # The first that matches wins: what killed a worker shows before what the driver made of it.
 _RULES: Sequence[tuple[FailureClass, re.Pattern[str]]] = (
     (FailureClass.DISK, re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded")),
@@ -77,6 +86,11 @@ _RULES: Sequence[tuple[FailureClass, re.Pattern[str]]] = (
 # What Ray puts before a worker's lines, and the line that ends a traceback.
 _WORKER = re.compile(r"^\([^()]*pid=\d+[^()]*\) ?")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning)\b")
+
+
+def advice(kind: FailureClass, text: str) -> str:
+    """What to do about a failure of this class that says `text`."""
+    return next((hint for pattern, hint in _HINTS if pattern.search(text)), ADVICE[kind])
 
 
 def error_chain(error: BaseException) -> list[dict[str, str]]:

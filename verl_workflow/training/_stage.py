@@ -240,7 +240,7 @@ def _failure(attempt: _Attempt, code: int, start: _checkpoints.Checkpoint | None
         ErrorCode.TRAINING_FAILED,
         what,
         where=attempt.ctx.stage,
-        remedy=f"{_failures.ADVICE[kind]} Last words of {attempt.log}:\n{tail(attempt.log, 20)}",
+        remedy=f"{_failures.advice(kind, what)} Last words of {attempt.log}:\n{tail(attempt.log, 20)}",
         retryable=kind.retryable,
     )
 
