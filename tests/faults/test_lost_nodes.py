@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from verl_workflow import workflow
@@ -32,6 +38,20 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
     finally:
         ray.shutdown()
         found.shutdown()
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[Any]:
+    """A local Ray of this process. Its sockets need a short path."""
+    import ray
+
+    folder = tempfile.mkdtemp(prefix="vw-", dir="/tmp")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def until(store: Store, ready: Any, what: str) -> RunState:
@@ -110,8 +130,54 @@ def test_the_driver_comes_back_by_itself_when_its_node_is_lost(cluster: Any, tmp
     assert len(list(tmp_path.glob("first-*"))) == 1
 
 
-def _runs_on(node: Any, pid: int) -> bool:
-    import psutil
+HEAD = """
+import sys
+from pathlib import Path
 
+import ray
+
+sys.path.insert(0, sys.argv[1])
+from test_lost_nodes import graph
+from verl_workflow import workflow
+
+folder = Path(sys.argv[2])
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[3])
+workflow.init(storage=str(folder / "storage"))
+workflow.run(graph(folder), workflow_id="r")
+"""
+
+
+def test_a_workflow_whose_head_was_lost_is_resumed_on_another_cluster(tmp_path: Path, ray_cluster: Any) -> None:
+    store = Store(str(tmp_path / "storage"))
+    with tempfile.TemporaryDirectory(prefix="vw-", dir="/tmp") as folder:
+        arguments = [sys.executable, "-c", HEAD, str(Path(__file__).parent), str(tmp_path), folder]
+        head = subprocess.Popen(arguments, start_new_session=True)
+        try:
+            until_exists(tmp_path, "gate-*")
+        finally:
+            # The head, its only node, and the user's process: all that is of this session.
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+                    if os.getsid(process.pid) == head.pid:
+                        process.kill()
+            head.wait(30)
+    workflow.init(storage=store.uri)
+    assert workflow.get_status("r") is workflow.RESUMABLE
+    assert workflow.list_all(workflow.RESUMABLE) == [("r", workflow.RESUMABLE)]
+    (tmp_path / "go").touch()
+    [(workflow_id, ref)] = workflow.resume_all()
+    assert (workflow_id, ray_cluster.get(ref, timeout=PATIENCE_S)) == ("r", 2)
+    assert len(list(tmp_path.glob("first-*"))) == 1
+    assert read_run(store, "r").epoch == 2
+
+
+def until_exists(folder: Path, pattern: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(folder.glob(pattern)):
+        assert time.monotonic() < deadline, f"no {pattern}"
+        time.sleep(0.1)
+
+
+def _runs_on(node: Any, pid: int) -> bool:
     raylet = node.all_processes["raylet"][0].process.pid
     return any(parent.pid == raylet for parent in psutil.Process(pid).parents())

@@ -416,6 +416,21 @@ def test_a_driver_whose_workflow_was_taken_commits_nothing_any_more(marks: Path)
     assert commits == [(2, 2)]
 
 
+def test_early_events_of_equal_keys_are_kept_and_reach_their_own_workflows(flows: Path, marks: Path) -> None:
+    """Fault 16."""
+    refs = []
+    for name in ("one", "two"):
+        # The key is known only when the step before has ended: nobody listens yet.
+        key = waiting.bind(marks, name, "approved")
+        event = workflow.wait_for_event(workflow.StorageListener, key)
+        refs.append(workflow.run_async(event, workflow_id=name))
+        started(marks, name)
+    for name in ("two", "one"):
+        workflow.send_event(name, "approved", f"for {name}")
+    go(marks)
+    assert ray.get(refs, timeout=60) == [("approved", "for one"), ("approved", "for two")]
+
+
 def test_limits_pauses_and_the_history_of_attempts_are_kept(marks: Path) -> None:
     """Fault 17."""
 
