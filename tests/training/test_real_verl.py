@@ -1,7 +1,12 @@
-"""Real verl on the CPU: killed in the middle, resumed, finished, and its model loaded."""
+"""Real verl on the CPU: PPO with a critic and a reference, killed in the middle, resumed, and its model loaded.
+
+The end-to-end tests do the same to GRPO.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import shutil
@@ -20,6 +25,7 @@ from verl_workflow.training._export import export
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_cluster")]
 
+ROLES = ("actor", "critic")
 REWARD = """
 def score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0, **_):
     if not solution_str:
@@ -60,7 +66,7 @@ def training_pid(attempt_dir: Path) -> int:
     raise AssertionError("verl's process is not there")
 
 
-def test_killed_training_resumes_and_its_model_loads(tmp_path: Path, context: Callable[..., Any]) -> None:
+def test_killed_ppo_training_resumes_and_its_model_loads(tmp_path: Path, context: Callable[..., Any]) -> None:
     from verl_workflow.models import make_model
     from verl_workflow.spec._model import Model
 
@@ -72,7 +78,11 @@ def test_killed_training_resumes_and_its_model_loads(tmp_path: Path, context: Ca
         train=str(tmp_path / "train.parquet"),
         validation=str(tmp_path / "validation.parquet"),
         reward={"function": "reward.py:score", "kwargs": {"bonus": 1.0}},
+        algorithm="ppo",
+        rollouts=1,
+        kl_coef=0.01,
         learning_rate=1e-3,
+        critic_learning_rate=1e-3,
         steps=6,
         save_every=1,
     )
@@ -94,7 +104,7 @@ def test_killed_training_resumes_and_its_model_loads(tmp_path: Path, context: Ca
     newest = checkpoints(root)[-1]
     # Whatever the kill left of the newest checkpoint, the one before must do.
     (newest.path / "actor" / "optim_world_size_1_rank_0.pt").write_bytes(b"PK")
-    resumed_from = [one.step for one in checkpoints(root) if not fault(one, world_size=1, roles=("actor",))]
+    resumed_from = [one.step for one in checkpoints(root) if not fault(one, world_size=1, roles=ROLES)]
 
     assert resumed_from
     reports: list[Any] = []
@@ -103,6 +113,11 @@ def test_killed_training_resumes_and_its_model_loads(tmp_path: Path, context: Ca
     training = [report for report in reports if report["phase"] == "training"]
     assert training[0]["step"] == max(resumed_from) + 1
     assert training[-1]["step"] == 6
+    rows = [json.loads(line) for line in Path(outputs["metrics"]["path"]).read_text().splitlines()]
+    figures = [row.get("data", row) for row in rows]
+    for name in ("critic/vf_loss", "actor/kl_loss"):
+        assert all(math.isfinite(each[name]) for each in figures if name in each)
+        assert sum(name in each for each in figures) == 6
     # The reward's keyword argument reached verl.
     assert outputs["reward"]["last"] >= 1.0
     loads(Path(outputs["model"]["path"]))

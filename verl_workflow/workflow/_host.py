@@ -53,6 +53,7 @@ class WorkflowHost:
         self._limits = running, pending
         self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
         self._waiting: collections.deque[_Order] = collections.deque()
+        self._taken_up: set[str] = set()
         # How many are being recorded, for which there has to be room.
         self._beginning = 0
         self._launchers: dict[str, RayLauncher] = {}
@@ -111,6 +112,10 @@ class WorkflowHost:
             RuntimeError: it is driven here already. queue.Full: too many are waiting.
         """
         await self._recovered
+        if run_id in self._taken_up and run_id in self._driven:
+            # Ray makes the calls again that died with the process before; what this one asked for is under way.
+            self._taken_up.discard(run_id)
+            return
         self._submit(_Order(run_id=run_id, job=job, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
@@ -210,6 +215,7 @@ class WorkflowHost:
         for order in await asyncio.to_thread(self._left_behind):
             try:
                 self._submit(order)
+                self._taken_up.add(order.run_id)
             except (RuntimeError, queue.Full):
                 _log.exception("workflow %s is not taken up", order.run_id)
 
