@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +17,7 @@ from verl_workflow.workflow._exceptions import (
 )
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._metadata import stats, step_metadata
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import in_step
 from verl_workflow.workflow._outputs import await_output
 from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel, run_exists
@@ -161,7 +162,7 @@ def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
     for state in sorted(states, key=lambda state: (state.owner is None, state.created_at)):
         try:
             found.append((state.run_id, resume_async(state.run_id)))
-        except (VerlWorkflowError, RuntimeError) as error:
+        except (VerlWorkflowError, RuntimeError, queue.Full) as error:
             _log.warning("workflow %s is not resumed: %s", state.run_id, error)
     return found
 
@@ -222,6 +223,7 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
     Raises:
         ValueError: there is no such workflow, or no such step in it.
     """
+    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     if not run_exists(_session.storage(), workflow_id):
         raise ValueError(f"No such workflow_id '{workflow_id}'")
     state = read_run(_session.storage(), workflow_id, progress=False)

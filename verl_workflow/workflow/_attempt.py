@@ -22,6 +22,7 @@ from verl_workflow.workflow._progress import progress_key, read_progress
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
 _REPORT_INTERVAL_S = 1.0
+_NOT_THE_STEPS = frozenset({ErrorCode.STORAGE, ErrorCode.JOURNAL_DAMAGED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +199,9 @@ def _encoded(value: Any, step: str) -> bytes:
 def _raised(error: BaseException, call: Call) -> Raised:
     judge = getattr(call.call, "may_retry", None)
     final = judge is not None and not isinstance(error, VerlWorkflowError) and not judge(error)
+    if isinstance(error, VerlWorkflowError) and error.code in _NOT_THE_STEPS and call.codec is Codec.PICKLE:
+        # Neither the step's error to catch nor one of its attempts: its inputs or its value could not be handled.
+        return Raised.of(_plain(error), crash=error.code is ErrorCode.STORAGE)
     pickled = _pickled(error) if call.codec is Codec.PICKLE else None
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -275,6 +279,8 @@ class _Report:
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
+            # Whoever gives what JSON cannot hold is told at once, and not when it is written.
+            json.dumps(dict(facts), default=str)
             self._pending = dict(facts)
             due = self._written_at + _REPORT_INTERVAL_S - time.monotonic()
             if due <= 0:

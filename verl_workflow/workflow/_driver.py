@@ -263,6 +263,9 @@ class Driver:
                 value = outcome.value.load(self._store, step.name)
                 keep_result(self._store, ended.cache_key, EarlierResult(run_id=self._run_id, value=value))
             self._commit(step, ended.attempt, outcome.value, held=outcome.held)
+        elif isinstance(outcome, Continued) and ended.dropped:
+            stopped = ended.stopped or VerlWorkflowError(ErrorCode.CANCELLED, "nobody wants it any more")
+            self._fail(step, ended.attempt, Raised.of(stopped), will_retry=False, fatal=False)
         elif isinstance(outcome, Continued):
             self._continue(step, ended.attempt, outcome)
         elif cancelling:
@@ -281,7 +284,6 @@ class Driver:
             known = self._journal.state.step(step.name)
             failures, crashes = known.failures + (not outcome.crash), known.crashes + outcome.crash
             again = outcome.retryable and step.retry.again(failures, crashes, crash=outcome.crash)
-            again = again and self._error is None
             if not again and not outcome.crash and outcome.pickle is not None and self._caught(step, ended, outcome):
                 return
             self._fail(step, ended.attempt, outcome, will_retry=again)
@@ -289,7 +291,8 @@ class Driver:
     def _commit(
         self, step: Step, attempt: int, value: Value, *, held: Any = None, reused_from: str | None = None
     ) -> None:
-        kept = self._kept(step)
+        # Of a caught error the record says that it is one.
+        kept = self._kept(step) or value.codec is Codec.CAUGHT
         if not kept:
             self._values.hold(step.name, held)
         else:

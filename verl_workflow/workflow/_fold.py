@@ -188,6 +188,9 @@ def _apply(state: Folded, entry: Entry, event: Event) -> None:
     elif isinstance(event, StepSucceeded):
         step = state.step(event.step)
         step.status, step.committed, step.retry_at = StepStatus.SUCCEEDED, event, None
+        if not event.value_kept:
+            # It may have to be executed again, and gets a budget of its own for that.
+            step.failures, step.crashes = 0, 0
         _end_attempt(step, entry.time, StepStatus.SUCCEEDED)
     elif isinstance(event, StepContinued):
         step = state.step(event.step)
@@ -199,6 +202,7 @@ def _apply(state: Folded, entry: Entry, event: Event) -> None:
         for name in event.steps:
             step = state.step(name)
             step.status, step.committed, step.continued = StepStatus.WAITING, None, None
+            step.failures, step.crashes, step.retry_at = 0, 0, None
     elif isinstance(event, StepFailed):
         step = state.step(event.step)
         _end_attempt(step, entry.time, StepStatus.FAILED, event.error)

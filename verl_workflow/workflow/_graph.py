@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import pickle
 import re
@@ -14,6 +13,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._functions import at_rest, fingerprint
 from verl_workflow.workflow._names import check_name
 from verl_workflow.workflow._options import StepOptions
 from verl_workflow.workflow._pickling import dumps
@@ -43,7 +43,7 @@ class Node:
         name: what it wishes to be called. function: pickle of the function and of what its errors are judged by.
         arguments: pickle of (args, kwargs), in which numbers stand for the nodes of `after` and the `inputs`.
         inputs: pickles of the parts of the run's input that it uses. after: numbers of nodes before it in the graph.
-        code: digest of the function's source.
+        code: digest of the function's source; empty when it is part of `function`.
     """
 
     name: str
@@ -117,7 +117,7 @@ def graph_of(
 
     Raises:
         TypeError: arguments do not fit a function's signature, or a node is of a kind that is not supported.
-        UserError(STEP_NAME_INVALID): a step's name cannot be one.
+        UserError(RUN_ID_INVALID): a step's name cannot be one.
     """
     parts: dict[int, _Part] = {}
     order: dict[int, int] = {}
@@ -146,7 +146,7 @@ def graph_of(
 
             function = part.step.function
             # The policy goes along, for it may name the user's classes, which the driver does not know.
-            known = function, cloudpickle.dumps((function, policy)), fingerprint(function)
+            known = function, cloudpickle.dumps((at_rest(function), policy)), fingerprint(function)
             functions[id(function), policy] = known
         nodes.append(
             Node(
@@ -184,20 +184,6 @@ class Names:
             self._taken.add(found)
             given.append(found)
         return given
-
-
-def fingerprint(function: Callable[..., Any]) -> str:
-    """Digest of a function's source, or of its compiled code where there is no source; empty when it has neither."""
-
-    body = inspect.unwrap(function)
-    try:
-        text = inspect.getsource(body).encode()
-    except (OSError, TypeError):
-        code = getattr(body, "__code__", None)
-        if code is None:
-            return ""
-        text = code.co_code + repr([each for each in code.co_consts if not inspect.iscode(each)]).encode()
-    return hashlib.sha256(text).hexdigest()
 
 
 class _Part:

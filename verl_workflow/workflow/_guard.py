@@ -6,7 +6,8 @@ import logging
 
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._graph import Graph, fingerprint
+from verl_workflow.workflow._functions import fingerprint
+from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._metadata import graphs_of
 from verl_workflow.workflow._node import load_function
 from verl_workflow.workflow._state import RunState, read_graph
@@ -43,6 +44,9 @@ def _changed(graph: Graph, names: list[str]) -> list[str]:
     found = []
     known: dict[tuple[bytes, str], bool] = {}
     for node, name in zip(graph.nodes, names, strict=True):
+        if not node.code:
+            # It travels with the workflow.
+            continue
         key = node.function, node.code
         if key not in known:
             try:
@@ -63,6 +67,10 @@ def dependents(graphs: list[tuple[Graph, list[str]]], state: RunState, steps: se
             for before in node.after:
                 followers.setdefault(names[before], []).append(name)
     for name, step in state.steps.items():
+        if step.committed is not None:
+            # It has caught the error of one of these.
+            for other in step.continued_steps:
+                followers.setdefault(other, []).append(name)
         if step.continued_to is not None:
             # Whoever waits for it waits for the end of what it has continued to.
             followers.setdefault(step.continued_to, []).extend(followers.get(name, []))

@@ -16,17 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, FencedError, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._driver import Driver
-from verl_workflow.workflow._fold import RunStatus
+from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
-from verl_workflow.workflow._outputs import Delivered, output_to_deliver
+from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import this_process
-from verl_workflow.workflow._state import create_run, list_runs, read_definition, read_graph
+from verl_workflow.workflow._state import create_run, list_runs, read_definition, read_graph, read_run
 from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn
 
+_AGAIN_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -98,12 +99,14 @@ class WorkflowHost:
         except UserError as error:
             if error.code is not ErrorCode.RUN_EXISTS:
                 raise
-            if await asyncio.to_thread(self._has_begun, run_id, call):
+            if not await asyncio.to_thread(self._has_begun, run_id, call):
+                raise RuntimeError(f"Workflow '{run_id}' is already running or pending.") from error
+            if run_id in self._driven or await asyncio.to_thread(self._has_ended, run_id):
                 return
-            raise RuntimeError(f"Workflow '{run_id}' is already running or pending.") from error
+            # Recorded by this very call, whose answer was lost, or by it in a process before this one.
         finally:
             self._beginning -= 1
-        self._submit(_Order(run_id=run_id, job=job))
+        self._submit(_Order(run_id=run_id, job=job), recorded=True)
 
     async def submit(self, run_id: str, job: str, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -126,11 +129,8 @@ class WorkflowHost:
 
     async def output(self, run_id: str, task_id: str | None) -> Delivered:
         """The output of a workflow, driven here or elsewhere, once it is there. Raises as `get_output`."""
-        if (
-            task_id is None
-            and (stopped := await self.wait(run_id)) is not None
-            and not isinstance(stopped, FencedError)
-        ):
+        stopped = await self.wait(run_id) if task_id is None else None
+        if stopped is not None and not is_elsewhere(stopped):
             raise stopped
         return await output_to_deliver(self._store, run_id, task_id)
 
@@ -162,12 +162,12 @@ class WorkflowHost:
         waiting = {order.run_id for order in self._waiting}
         return [run_id for run_id in self._driven if run_id not in waiting]
 
-    def _submit(self, order: _Order) -> None:
+    def _submit(self, order: _Order, *, recorded: bool = False) -> None:
         if order.run_id in self._driven:
             raise RuntimeError(f"Workflow '{order.run_id}' is already running or pending.")
         running, pending = self._limits
         if running >= 0 and len(self._active()) >= running:
-            if 0 <= pending <= len(self._waiting):
+            if 0 <= pending <= len(self._waiting) and not recorded:
                 raise queue.Full("Workflow queue has been full")
             if order.resumed:
                 record_turn(self._store, order.run_id, Turn(host=self._token, reset=order.reset))
@@ -206,18 +206,26 @@ class WorkflowHost:
         while self._waiting and (running < 0 or len(self._active()) < running):
             self._start(self._waiting.popleft())
 
+    def _has_ended(self, run_id: str) -> bool:
+        return read_run(self._store, run_id, progress=False).status in TERMINAL_STATES
+
     async def _recover(self) -> None:
         """Take up what an earlier process of this host was driving or had in its queue."""
         import ray
 
         if not ray.get_runtime_context().was_current_actor_reconstructed:
             return
-        for order in await asyncio.to_thread(self._left_behind):
+        while True:
             try:
-                self._submit(order)
-                self._taken_up.add(order.run_id)
-            except (RuntimeError, queue.Full):
-                _log.exception("workflow %s is not taken up", order.run_id)
+                orders = await asyncio.to_thread(self._left_behind)
+                break
+            except VerlWorkflowError as error:
+                # Whoever asks this host for something waits for it.
+                _log.warning("what was left behind cannot be read yet: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+        for order in orders:
+            self._submit(order, recorded=True)
+            self._taken_up.add(order.run_id)
 
     def _left_behind(self) -> list[_Order]:
         found: list[tuple[bool, float, _Order]] = []

@@ -139,7 +139,12 @@ class _Loop:
 
     def _ended(self, future: Future[Outcome], done: Future[Outcome], kept: bool) -> None:
         self._tasks.pop(future, None)
-        _resolve(future, _stopped() if done.cancelled() else _with_held(done.result(), kept))
+        if done.cancelled():
+            _resolve(future, _stopped())
+        elif (error := done.exception()) is not None:
+            _resolve(future, Raised.of(error))
+        else:
+            _resolve(future, _with_held(done.result(), kept))
 
     def _thread(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -158,7 +163,7 @@ def _with_held(outcome: Outcome, kept: bool) -> Outcome:
 def _fetched(held: tuple[Any, ...]) -> tuple[Any, ...]:
     import ray
 
-    return tuple(ray.get(list(held))) if held else ()
+    return tuple(ray.get(each) if isinstance(each, ray.ObjectRef) else each for each in held)
 
 
 def _resolve(future: Future[Outcome], outcome: Outcome) -> None:

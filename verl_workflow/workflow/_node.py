@@ -13,6 +13,7 @@ from typing import Any
 
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Continued
+from verl_workflow.workflow._functions import loaded
 from verl_workflow.workflow._graph import Direct, Graph, Node, graph_of
 from verl_workflow.workflow._names import run_folder
 from verl_workflow.workflow._pickling import loads
@@ -160,7 +161,7 @@ def load_function(data: bytes, path: tuple[str, ...]) -> tuple[Any, RetryPolicy]
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     found = cloudpickle.loads(data)
     function, policy = found
-    return function, policy
+    return loaded(function), policy
 
 
 def _dereferenced(argument: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_workflow.stored_json import is_number
 from verl_workflow.workflow._plan import RetryPolicy
 
 # Ray hands its options on as they are; this one of them is a mapping that nothing else reads before the task starts.
@@ -46,11 +47,15 @@ class StepOptions:
     def inherit(self, outer: StepOptions | None, *, root: bool) -> StepOptions:
         """Fill in what is not said from the step that returned this one; only its root catches what that one does."""
         catch, checkpoint = self.catch_exceptions, self.checkpoint
-        if catch is None:
-            catch = bool(outer is not None and root and outer.catch_exceptions)
+        if outer is not None and root and outer.catch_exceptions:
+            # Its value is that of the outer step, and has to be a pair.
+            catch = True
+        # An event is told to be written down, and a time to wake up has to be.
+        if self.hosted:
+            checkpoint = True
         if checkpoint is None:
             checkpoint = outer is None or outer.checkpoint is not False
-        return dataclasses.replace(self, catch_exceptions=catch, checkpoint=checkpoint)
+        return dataclasses.replace(self, catch_exceptions=bool(catch), checkpoint=checkpoint)
 
     @property
     def policy(self) -> RetryPolicy:
@@ -93,6 +98,13 @@ class options:
         if unknown:
             raise ValueError(f"Invalid option keywords {unknown} for workflow tasks. Valid ones are {set(_KNOWN)}.")
         check_user_metadata(workflow_options.get("metadata"))
+        for name in ("timeout_s", "heartbeat_timeout_s"):
+            limit = workflow_options.get(name)
+            if limit is not None and (not is_number(limit) or limit <= 0):
+                raise ValueError(f"{name} has to be a number of seconds above 0, not {limit!r}.")
+        retry = workflow_options.get("retry")
+        if retry is not None and not isinstance(retry, RetryPolicy):
+            raise ValueError(f"retry has to be a workflow.RetryPolicy, not {retry!r}.")
         self._options = workflow_options
 
     def keys(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from verl_workflow.workflow._fold import RunStatus, StepStatus
 from verl_workflow.workflow._state import RunState, StepState, read_run
 from verl_workflow.workflow._values import Value
 
+_ELSEWHERE = frozenset({ErrorCode.FENCED, ErrorCode.RUN_TERMINAL, ErrorCode.RUN_OWNED})
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _log = logging.getLogger(__name__)
@@ -29,6 +30,11 @@ class Delivered:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, self._parts
+
+
+def is_elsewhere(stopped: BaseException) -> bool:
+    """Whether a driver stopped because the workflow had been ended, or was being driven, by somebody else."""
+    return isinstance(stopped, VerlWorkflowError) and stopped.code in _ELSEWHERE
 
 
 def await_output(store: Store, workflow_id: str, task_id: str | None) -> Any:

@@ -38,10 +38,21 @@ class RetryPolicy:
     never: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        assert self.attempts >= 1
-        assert self.crashes is None or self.crashes >= -1
-        assert self.backoff_s >= 0
-        assert self.factor >= 1
+        for name in ("on", "never"):
+            kinds = getattr(self, name)
+            if isinstance(kinds, list):
+                object.__setattr__(self, name, tuple(kinds))
+            elif kinds is not None and not isinstance(kinds, tuple):
+                raise TypeError(f"RetryPolicy.{name} has to be a tuple of exception classes, not {kinds!r}.")
+            for kind in getattr(self, name) or ():
+                if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                    raise TypeError(f"RetryPolicy.{name} has to hold exception classes, not {kind!r}.")
+        if self.attempts < 1 or self.factor < 1 or self.backoff_s < 0 or self.longest_s < 0:
+            raise ValueError(
+                f"RetryPolicy takes one attempt or more, a factor of 1 or more, and no negative time: {self}."
+            )
+        if self.crashes is not None and self.crashes < -1:
+            raise ValueError(f"RetryPolicy.crashes has to be -1 (any number) or more, not {self.crashes}.")
 
     def pause_s(self, failures: int) -> float:
         """Seconds to wait after so many failures."""

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, FencedError
+from verl_workflow.errors import ErrorCode
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Client, default_storage, python_path
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowNotResumableError
@@ -15,7 +15,7 @@ from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import check_name, run_folder
 from verl_workflow.workflow._node import save_graph
 from verl_workflow.workflow._options import check_user_metadata
-from verl_workflow.workflow._outputs import await_output
+from verl_workflow.workflow._outputs import await_output, is_elsewhere
 from verl_workflow.workflow._state import RunState, read_run, run_exists
 
 _PRESENT: Client | None = None
@@ -139,8 +139,8 @@ def withdraw(workflow_id: str) -> None:
 def deliver(workflow_id: str) -> Any:
     # What has ended before needs no cluster.
     stopped = ask("wait", workflow_id) if client().is_met else None
-    # A driver that has lost the workflow to another one has not ended it: that one will.
-    if stopped is not None and not isinstance(stopped, FencedError):
+    # What somebody else has ended, or drives, is told by the storage.
+    if stopped is not None and not is_elsewhere(stopped):
         raise stopped
     return await_output(storage(), workflow_id, None)
 

@@ -39,7 +39,8 @@ class StepState:
         attempts: oldest first; empty for a step that has not started or whose value was re-used.
         progress: what the latest attempt last reported, None when it said nothing.
         reused_from: id of the run whose value stands in, None when the step ran here.
-        continued_to: the step whose value becomes this one's, when it has returned other steps.
+        continued_to: the step whose value becomes this one's, when it has returned other steps. continued_steps: all of
+            those, this one the last.
     """
 
     name: str
@@ -48,6 +49,7 @@ class StepState:
     progress: Mapping[str, Any] | None = None
     reused_from: str | None = None
     continued_to: str | None = None
+    continued_steps: tuple[str, ...] = ()
     committed: StepSucceeded | None = field(default=None, repr=False)
     store: Store | None = field(default=None, repr=False, compare=False)
 
@@ -296,6 +298,7 @@ def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress:
         progress=progress,
         reused_from=step.committed.reused_from if step.committed else None,
         continued_to=step.continued.steps[-1] if step.continued else None,
+        continued_steps=tuple(step.continued.steps) if step.continued else (),
         committed=step.committed,
         store=store,
     )

@@ -1,0 +1,164 @@
+"""What becomes of errors, of values that are not kept, and of code that has been mended."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _graphs import node, output, record, run_graph
+
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import RetryPolicy, RunStatus, options, read_run
+from verl_workflow.workflow._guard import changed_steps
+from verl_workflow.workflow._node import load_function
+from verl_workflow.workflow._state import read_graph
+
+
+def fail(text: str = "x") -> Any:
+    raise KeyError(text)
+
+
+def shown(value: Any) -> str:
+    return repr(value)
+
+
+@pytest.mark.parametrize("checkpoint", [None, False])
+def test_a_caught_error_is_a_pair_whether_it_is_kept_or_not(store: Store, checkpoint: bool | None) -> None:
+    graph = record(store, "r", node(shown, node(fail, task_id="f", catch_exceptions=True, checkpoint=checkpoint)))
+    run_graph(store, "r", graph)
+    assert output(store, "r") == "(None, KeyError('x'))"
+
+
+@pytest.mark.parametrize("inner", [None, False, True])
+def test_a_step_that_catches_is_a_pair_whatever_its_continuation_says(store: Store, inner: bool | None) -> None:
+    def seven() -> int:
+        return 7
+
+    def outer() -> Any:
+        return node(seven, catch_exceptions=inner)
+
+    run_graph(store, "r", record(store, "r", node(outer, catch_exceptions=True)))
+    assert output(store, "r") == (7, None)
+
+
+def test_a_step_with_attempts_left_is_not_given_up_because_another_one_failed(store: Store, tmp_path: Path) -> None:
+    def breaks() -> None:
+        if not (tmp_path / "mended").exists():
+            raise ValueError("broken")
+
+    def flaky() -> int:
+        (tmp_path / f"try-{time.monotonic_ns()}").touch()
+        if len(list(tmp_path.glob("try-*"))) == 1:
+            time.sleep(0.4)
+            raise ConnectionError("transient")
+        return 5
+
+    def both(first: None, second: tuple[int, None]) -> Any:
+        return second
+
+    policy = RetryPolicy(attempts=5, backoff_s=0.0)
+    graph = record(store, "r", node(both, node(breaks), node(flaky, catch_exceptions=True, retry=policy)))
+    assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    (tmp_path / "mended").touch()
+    assert run_graph(store, "r", graph).status is RunStatus.SUCCEEDED
+    assert output(store, "r") == (5, None)
+
+
+def test_trouble_of_the_storage_is_not_the_steps_error(store: Store) -> None:
+    class Troubled(Store):
+        refused = 0
+
+        def put(self, key: str, data: bytes) -> None:
+            if "/values/" in key and not self.refused:
+                self.refused += 1
+                raise VerlWorkflowError(ErrorCode.STORAGE, "503 slow down", retryable=True)
+            super().put(key, data)
+
+    def large() -> bytes:
+        return b"x" * 10_000
+
+    troubled = Troubled(store.uri)
+    graph = record(store, "r", node(large, catch_exceptions=True))
+    run_graph(troubled, "r", graph)
+    assert troubled.refused == 1
+    assert output(store, "r") == (b"x" * 10_000, None)
+
+
+def test_a_step_that_was_dropped_and_goes_on_is_not_carried_out(store: Store, tmp_path: Path) -> None:
+    def unwanted() -> None:
+        (tmp_path / "ran").touch()
+
+    def slow() -> Any:
+        time.sleep(0.4)
+        return node(unwanted)
+
+    def pair(*values: Any) -> Any:
+        return values
+
+    def scope() -> Any:
+        return node(pair, node(fail), node(slow))
+
+    state = run_graph(store, "r", record(store, "r", node(scope, catch_exceptions=True)))
+    assert state.status is RunStatus.SUCCEEDED
+    value, error = output(store, "r")
+    assert value is None
+    assert isinstance(error, KeyError)
+    time.sleep(0.6)
+    assert not (tmp_path / "ran").exists()
+
+
+MODULE = """
+import ray
+
+@ray.remote
+def step():
+    {body}
+"""
+
+
+def test_code_of_a_module_that_was_mended_is_what_a_resumed_workflow_runs(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_workflow.workflow._dag import DagView
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "mended_module.py").write_text(MODULE.format(body="raise ValueError('the bug')"))
+    module = importlib.import_module("mended_module")
+    graph = record(store, "r", DagView()(module.step.bind()))  # type: ignore[arg-type]
+    assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    (tmp_path / "mended_module.py").write_text(MODULE.format(body="return 'mended'"))
+    # As a process does that starts anew.
+    del sys.modules["mended_module"]
+    importlib.invalidate_caches()
+    load_function.cache_clear()
+    workflow = read_run(store, "r").definition["workflow"]
+    assert run_graph(store, "r", read_graph(store, workflow["graph"], workflow["sha256"])).status is RunStatus.SUCCEEDED
+    assert output(store, "r") == "mended"
+
+
+def test_functions_that_travel_with_a_workflow_have_not_changed(store: Store) -> None:
+    graph = record(store, "r", node(shown, node(lambda: 1)))
+    run_graph(store, "r", graph)
+    assert changed_steps(read_run(store, "r"), store, "fail") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"timeout_s": "60"}, {"timeout_s": 0}, {"heartbeat_timeout_s": True}, {"retry": 3}],
+)
+def test_options_that_make_no_sense_are_refused_where_they_are_written(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        options(**wrong)
+
+
+def test_a_policy_takes_lists_of_classes_and_nothing_else() -> None:
+    assert RetryPolicy(on=[ConnectionError]).takes(ConnectionError())  # type: ignore[arg-type]
+    for wrong in (("ConnectionError",), ConnectionError, (3,)):
+        with pytest.raises(TypeError, match="exception classes"):
+            RetryPolicy(on=wrong)  # type: ignore[arg-type]
