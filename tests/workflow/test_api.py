@@ -760,6 +760,23 @@ def test_a_failed_workflow_that_waits_to_be_taken_up_is_pending(tmp_path: Path, 
     assert executions(marks, "f") == 2
 
 
+def test_another_durability_than_the_hosts_is_refused(tmp_path: Path) -> None:
+    folder = str(tmp_path / "queue")
+    workflow.init(storage=folder, max_running_workflows=2)
+    with pytest.raises(ValueError, match="durability='process'"):
+        workflow.init(storage=folder, max_running_workflows=2, durability="power")
+
+
+@ray.remote(num_cpus=0)
+def own_status(workflow_id: str) -> str:
+    return str(workflow.get_status(workflow_id).value)
+
+
+def test_inside_of_a_step_the_storage_is_that_of_its_workflow(tmp_path: Path) -> None:
+    workflow.init(storage=str(tmp_path / "somewhere"))
+    assert workflow.run(own_status.bind("w"), workflow_id="w") == "RUNNING"
+
+
 def test_init_refuses_limits_that_make_no_sense_or_differ_from_the_hosts(tmp_path: Path) -> None:
     folder = str(tmp_path / "queue")
     for wrong in (0, -2):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from _graphs import node, output, record, run_graph
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RetryPolicy, RunStatus, options, read_run
+from verl_workflow.workflow import Driver, InlineLauncher, RetryPolicy, RunStatus, Step, options, read_run
+from verl_workflow.workflow._attempt import Call, Outcome, Raised
 from verl_workflow.workflow._guard import changed_steps
 from verl_workflow.workflow._node import load_function
 from verl_workflow.workflow._state import read_graph
@@ -110,6 +113,40 @@ def test_a_step_that_was_dropped_and_goes_on_is_not_carried_out(store: Store, tm
     assert isinstance(error, KeyError)
     time.sleep(0.6)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_value_that_is_lost_for_one_of_its_users_is_brought_back_for_all(store: Store) -> None:
+    def value() -> int:
+        return 1
+
+    def slow() -> int:
+        time.sleep(0.3)
+        return 10
+
+    def add(*numbers: int) -> int:
+        return sum(numbers)
+
+    class Losing(InlineLauncher):
+        lost = 0
+
+        def start(self, step: Step, call: Call, held: tuple[Any, ...] = ()) -> Future[Outcome]:
+            if step.name == "a" and not self.lost:
+                self.lost += 1
+                gone: Future[Outcome] = Future()
+                error = VerlWorkflowError(ErrorCode.WORKER_LOST, "its node is lost", retryable=True)
+                # When the other user of the value waits for the slow step alone.
+                threading.Timer(0.1, lambda: gone.set_result(Raised.of(error, lost_inputs=True))).start()
+                return gone
+            return super().start(step, call, held)
+
+    unkept = node(value, task_id="u", checkpoint=False)
+    first = node(add, unkept, task_id="a")
+    second = node(add, unkept, node(slow, task_id="c"), task_id="b")
+    graph = record(store, "r", node(add, first, second, task_id="last"))
+    launcher = Losing()
+    Driver(store, "r", graph, launcher, lease_s=0.05, heartbeat_s=60.0, poll_s=0.02).run()
+    assert launcher.lost == 1
+    assert output(store, "r") == 12
 
 
 MODULE = """

@@ -17,7 +17,7 @@ from verl_workflow import workflow
 import task
 
 address, storage, workflow_id = sys.argv[1:]
-ray.init(address=address, log_to_driver=False)
+ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"OF_JOB": workflow_id}})
 workflow.init(storage=storage)
 print(workflow.run(ray.remote(task.answer).bind(), workflow_id=workflow_id))
 """
@@ -57,3 +57,9 @@ def test_modules_beside_another_script_are_found_though_the_first_one_started_th
 ) -> None:
     assert script(tmp_path / "a", "def answer(): return 'from a'", "one") == "from a"
     assert script(tmp_path / "b", "def answer(): return 'from b'", "two") == "from b"
+
+
+def test_steps_run_in_the_runtime_environment_of_their_own_job(script: Any, tmp_path: Path) -> None:
+    source = "import os\n\ndef answer(): return os.environ['OF_JOB']"
+    assert script(tmp_path / "a", source, "one") == "one"
+    assert script(tmp_path / "a", source, "two") == "two"

@@ -56,7 +56,7 @@ def init(
     _check_limit("max_running_workflows", max_running_workflows, least=1)
     _check_limit("max_pending_workflows", max_pending_workflows, least=0)
     store = Store(storage or default_storage(), durability=durability)
-    found = Client(store, max_running_workflows, max_pending_workflows)
+    found = Client(store, max_running_workflows, max_pending_workflows, durability)
     _session.use(found)
     if max_running_workflows is not None or max_pending_workflows is not None:
         # To be told now, not by the first workflow.

@@ -8,6 +8,8 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,28 @@ _START_S = 120.0
 _GONE_S = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Who asks for a workflow. Attributes: job: Ray's id of the job; its steps run in workers of their own.
+    runtime_env: of the job; that of a step is put over it.
+    """
+
+    job: str
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Client:
     """What `init` has settled for this process: the storage, and the limits to start a host with.
 
     Ray is started and the host looked for when they are needed first: reading a storage needs neither.
     """
 
-    def __init__(self, store: Store, running: int | None = None, pending: int | None = None) -> None:
+    def __init__(
+        self, store: Store, running: int | None = None, pending: int | None = None, durability: str | None = None
+    ) -> None:
         self.store = store
         self._limits = running, pending
+        self._durability = durability
         self._host: Any = None
         self._session = ""
         self.token = ""
@@ -50,12 +65,13 @@ class Client:
             self._session = session
         return self._host
 
-    def job(self) -> str:
-        """Ray's id of this process's job, which the host is asked for; Ray is started where it was not."""
+    def caller(self) -> Caller:
+        """This process's job, for which the host is asked; Ray is started where it was not."""
         import ray
 
         self.host()
-        return str(ray.get_runtime_context().get_job_id())
+        context = ray.get_runtime_context()
+        return Caller(job=str(context.get_job_id()), runtime_env=dict(context.runtime_env))
 
     @property
     def is_met(self) -> bool:
@@ -95,7 +111,7 @@ class Client:
         while True:
             actor = options.remote(self.store, secrets.token_hex(8), running, pending)
             try:
-                return actor, ray.get(actor.hello.remote(*self._limits), timeout=_START_S)
+                return actor, ray.get(actor.hello.remote(*self._limits, self._durability), timeout=_START_S)
             except ray.exceptions.ActorDiedError:
                 # On its way out when it was looked for.
                 if time.monotonic() > deadline:

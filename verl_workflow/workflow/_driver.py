@@ -278,8 +278,10 @@ class Driver:
             self._fail(step, ended.attempt, dataclasses.replace(outcome, crash=True), will_retry=True)
             for name in lost:
                 self._values.drop(name)
-            self._ready.pop(step.name, None)
-            self._make_ready(self._schedule.lose(lost, step.name))
+            ready, waiting = self._schedule.lose(lost, self._flight.steps())
+            for name in waiting:
+                self._ready.pop(name, None)
+            self._make_ready(ready)
         else:
             known = self._journal.state.step(step.name)
             failures, crashes = known.failures + (not outcome.crash), known.crashes + outcome.crash

@@ -50,6 +50,10 @@ class Flight:
     def __len__(self) -> int:
         return len(self._flying)
 
+    def steps(self) -> set[str]:
+        """The steps that are under way."""
+        return {attempt.step.name for attempt in self._flying.values()}
+
     def start(self, attempt: Flying) -> None:
         future = self._launcher.start(attempt.step, attempt.call, attempt.held)
         self._flying[future] = attempt

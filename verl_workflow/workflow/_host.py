@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.workflow._client import Caller
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
@@ -36,7 +37,7 @@ class _Order:
     """A workflow to be driven. Attributes: see `WorkflowHost.begin` and `Driver`."""
 
     run_id: str
-    job: str
+    caller: Caller
     reset: tuple[str, ...] = ()
     resumed: bool = False
 
@@ -62,7 +63,7 @@ class WorkflowHost:
         self._life.start()
         self._recovered = asyncio.ensure_future(self._recover())
 
-    async def hello(self, running: int | None, pending: int | None) -> str:
+    async def hello(self, running: int | None, pending: int | None, durability: str | None = None) -> str:
         """The host's token. Raises ValueError when it was started with other limits."""
         if any(theirs not in (None, mine) for mine, theirs in zip(self._limits, (running, pending), strict=True)):
             raise ValueError(
@@ -70,10 +71,15 @@ class WorkflowHost:
                 f"options: max_running_workflows={self._limits[0]} max_pending_workflows={self._limits[1]}; "
                 f"New options: max_running_workflows={running} max_pending_workflows={pending}."
             )
+        if durability not in (None, self._store.durability):
+            raise ValueError(
+                f"The workflows' host on this cluster was started with durability={self._store.durability!r}, not "
+                f"{durability!r}."
+            )
         return self._token
 
     async def begin(
-        self, run_id: str, definition: dict[str, Any], call: str, job: str, seed: Sequence[dict[str, Any]] = ()
+        self, run_id: str, definition: dict[str, Any], call: str, caller: Caller, seed: Sequence[dict[str, Any]] = ()
     ) -> None:
         """Record a new workflow and drive it, now or when its turn has come.
 
@@ -81,7 +87,7 @@ class WorkflowHost:
 
         Args:
             call: the same when Ray makes this call again, as this process had died.
-            job: of the caller; steps of one job share no worker with another one's, whose modules may be older.
+            caller: its job; steps of one job share no worker with another one's, whose modules may be older.
             seed: events to begin with.
 
         Raises:
@@ -106,9 +112,9 @@ class WorkflowHost:
             # Recorded by this very call, whose answer was lost, or by it in a process before this one.
         finally:
             self._beginning -= 1
-        self._submit(_Order(run_id=run_id, job=job), recorded=True)
+        self._submit(_Order(run_id=run_id, caller=caller), recorded=True)
 
-    async def submit(self, run_id: str, job: str, reset: Sequence[str] = ()) -> None:
+    async def submit(self, run_id: str, caller: Caller, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
 
         Raises:
@@ -119,7 +125,7 @@ class WorkflowHost:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
-        self._submit(_Order(run_id=run_id, job=job, reset=tuple(reset), resumed=True))
+        self._submit(_Order(run_id=run_id, caller=caller, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -197,14 +203,25 @@ class WorkflowHost:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
-        launcher = self._launchers.setdefault(order.job, RayLauncher(job=order.job))
+        launcher = self._launcher(order.caller)
         Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).run()
+
+    def _launcher(self, caller: Caller) -> RayLauncher:
+        known = self._launchers.get(caller.job)
+        if known is None:
+            known = self._launchers[caller.job] = RayLauncher(job=caller.job, runtime_env=caller.runtime_env)
+        return known
 
     def _ended(self, run_id: str, stopped: BaseException | None) -> None:
         self._driven.pop(run_id).set_result(stopped)
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
-            self._start(self._waiting.popleft())
+            order = self._waiting.popleft()
+            if order.resumed and read_turn(self._store, order.run_id) is None:
+                # Somebody without a way to this cluster has withdrawn it.
+                self._driven.pop(order.run_id).set_result(None)
+            else:
+                self._start(order)
 
     def _has_ended(self, run_id: str) -> bool:
         return read_run(self._store, run_id, progress=False).status in TERMINAL_STATES
@@ -237,7 +254,7 @@ class WorkflowHost:
                 # Its job may be over: whatever its workers have loaded is not trusted.
                 order = _Order(
                     run_id=state.run_id,
-                    job=self._token,
+                    caller=Caller(job=self._token),
                     reset=turn.reset if turn is not None else (),
                     resumed=turn is not None,
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
@@ -60,13 +61,16 @@ class RayLauncher:
     Args:
         job: steps run in workers of their own for each job, for one that another job has used may have loaded modules
             that have changed since. None: in any worker.
+        runtime_env: of the steps; what a step says itself is put over it.
     """
 
-    def __init__(self, job: str | None = None) -> None:
+    def __init__(self, job: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> None:
         import ray
 
-        self._variables = {} if job is None else {_JOB: job}
-        remote = ray.remote if job is None else ray.remote(runtime_env={"env_vars": self._variables})
+        self._environment = dict(runtime_env or {})
+        if job is not None:
+            self._environment["env_vars"] = {**self._environment.get("env_vars", {}), _JOB: job}
+        remote = ray.remote(runtime_env=self._environment) if self._environment else ray.remote
         self._execute = remote(execute)
         self._execute_apart = remote(execute_apart)
         self._refs: dict[Future[Outcome], Any] = {}
@@ -85,8 +89,9 @@ class RayLauncher:
                 "max_retries": 0,
             }
             if "runtime_env" in options:
-                variables = {**self._variables, **options["runtime_env"].get("env_vars", {})}
-                options["runtime_env"] = {**options["runtime_env"], "env_vars": variables}
+                own = options["runtime_env"]
+                variables = {**self._environment.get("env_vars", {}), **own.get("env_vars", {})}
+                options["runtime_env"] = {**self._environment, **own, "env_vars": variables}
             if call.kept:
                 ref, apart = self._execute.options(**options).remote(call, *held), None
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from verl_workflow.workflow._plan import Step
 
@@ -126,12 +126,25 @@ class Schedule:
             del self._planned[planned]
         return dropped
 
-    def lose(self, names: Iterable[str], user: str) -> list[str]:
-        """Values are gone that a planned step needs; returns what can begin to bring them back."""
-        for name in names:
-            self._have.discard(self.source(name))
-        self._leave(user)
-        return self.want([user])
+    def lose(self, names: Iterable[str], flying: Collection[str]) -> tuple[list[str], list[str]]:
+        """Values are gone. Returns what can begin to bring them back, and what was ready and has to wait for them.
+
+        Args:
+            flying: the steps that are under way; they have been given what they need.
+        """
+        lost = {self.source(name) for name in names}
+        self._have -= lost
+        waiting = []
+        for user, missing in list(self._planned.items()):
+            used = [source for source in map(self.source, self.step(user).after) if source in lost]
+            if not used or user in flying:
+                continue
+            if missing == 0:
+                waiting.append(user)
+            self._planned[user] = missing + len(used)
+            for source in used:
+                self._followers.setdefault(source, []).append(user)
+        return self.want(lost), waiting
 
     def _leave(self, name: str) -> list[str]:
         if self._planned.pop(name, None) is None:

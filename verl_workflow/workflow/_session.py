@@ -13,12 +13,14 @@ from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowNo
 from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import check_name, run_folder
-from verl_workflow.workflow._node import save_graph
+from verl_workflow.workflow._node import current_store, in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
 from verl_workflow.workflow._outputs import await_output, is_elsewhere
 from verl_workflow.workflow._state import RunState, read_run, run_exists
+from verl_workflow.workflow._turn import clear_turn
 
 _PRESENT: Client | None = None
+_UNSETTLED: dict[str, Client] = {}
 
 
 def use(found: Client) -> None:
@@ -32,10 +34,11 @@ def storage() -> Store:
 
 
 def client() -> Client:
-    global _PRESENT
-    if _PRESENT is None:
-        _PRESENT = Client(Store(default_storage()))
-    return _PRESENT
+    """What `init` has settled; where it was not called, inside of a step, that step's storage, else the default one."""
+    if _PRESENT is not None:
+        return _PRESENT
+    store = current_store() if in_step() else Store(default_storage())
+    return _UNSETTLED.setdefault(store.uri, Client(store))
 
 
 def begin_workflow(
@@ -58,7 +61,7 @@ def begin_workflow(
     saved = save_graph(graph, store, workflow_id)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex, client().job())
+    ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex, client().caller())
     return workflow_id
 
 
@@ -71,7 +74,7 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
     store = storage()
     check_fork(store, state, from_step, fork_id)
     forked = copy_workflow(store, state, from_step, fork_id)
-    ask("begin", fork_id, forked.definition, uuid.uuid4().hex, client().job(), forked.seed)
+    ask("begin", fork_id, forked.definition, uuid.uuid4().hex, client().caller(), forked.seed)
     return fork_id
 
 
@@ -97,7 +100,7 @@ def go_on(state: RunState, on_code_change: str) -> str:
         from verl_workflow.workflow._guard import changed_steps
 
         reset = changed_steps(state, storage(), on_code_change)
-        ask("submit", workflow_id, client().job(), reset)
+        ask("submit", workflow_id, client().caller(), reset)
     return workflow_id
 
 
@@ -130,10 +133,12 @@ def ask(method: str, *args: Any) -> Any:
 
 
 def withdraw(workflow_id: str) -> None:
+    """Take a workflow out of its host's queue; where that cannot be asked, by what the storage says of its turn."""
     import ray
 
     if ray.is_initialized():
         ask("withdraw", workflow_id)
+    clear_turn(storage(), workflow_id)
 
 
 def deliver(workflow_id: str) -> Any:
