@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -66,7 +67,12 @@ def hosts() -> list[Any]:
     """Handles of the workflows' hosts on this cluster."""
     named = ray.util.list_named_actors(all_namespaces=True)
     names = [each["name"] for each in named if each["namespace"] == NAMESPACE]
-    return [ray.get_actor(name, namespace=NAMESPACE) for name in names]
+    found = []
+    for name in names:
+        # One may die in between.
+        with contextlib.suppress(ValueError):
+            found.append(ray.get_actor(name, namespace=NAMESPACE))
+    return found
 
 
 def end_hosts() -> None:
