@@ -36,7 +36,8 @@ class Store:
         uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root
             is created on the first write, not here. S3 credentials, region and endpoint come from ``AWS_*`` variables.
         durability: what a local disk promises. ``process``: what was written survives the death of any process.
-            ``power``: the file and its folders are flushed to the disk before a write returns. Default
+            ``power``: the file and its folders are flushed to the disk before a write returns, and after the file's
+            name has appeared. Default
             ``VERL_WORKFLOW_DURABILITY``, or ``process``. Object stores always keep what they have taken.
 
     Raises:

@@ -155,7 +155,7 @@ def test_a_workflow_whose_head_was_lost_is_resumed_on_another_cluster(tmp_path: 
         try:
             until_exists(tmp_path, "gate-*")
         finally:
-            # The head, its only node, and the user's process: all that is of this session.
+            # The head, its only node, and the user's process: they share what setsid has made.
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
                     if os.getsid(process.pid) == head.pid:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from verl_workflow.workflow._gc import Collected
 
 _POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
