@@ -125,28 +125,58 @@ def _named(command: Command, text: str) -> psutil.Process:
     raise AssertionError(f"no process with {text!r} in its command line; output was\n{command.tail()}")
 
 
-def wait_for(
-    command: Command,
-    store: Store,
-    run_id: str,
-    ready: Callable[[RunState], bool],
-    what: str,
-    *,
-    pause: float = 0.05,
-) -> RunState:
+def wait_for(command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str) -> RunState:
     """The first state of the run that is `ready`; fails when the command ends before, or patience does."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        try:
-            state = read_run(store, run_id)
-        except UserError:
-            state = None
+        state = _state(store, run_id)
         if state is not None and ready(state):
             return state
-        if command.process.poll() is not None:
-            raise AssertionError(f"the command ended before {what}; output was\n{command.tail()}")
-        time.sleep(pause)
+        assert command.process.poll() is None, f"the command ended before {what}; output was\n{command.tail()}"
+        time.sleep(0.05)
     raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
+
+
+def freeze_at(command: Command, store: Store, run_id: str, ready: Callable[[RunState], bool], what: str) -> RunState:
+    """Like `wait_for`, and the driver stands still when it returns, for the caller to kill.
+
+    A driver commits a stage, so it is let go on for a few milliseconds at a time and looked at while it is stopped:
+    a stage of a hundredth of a second is met too, however late the machine lets this process run.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        state = _state(store, run_id)
+        driver = _driver(command, state)
+        if driver is None:
+            time.sleep(0.005)
+        else:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                driver.suspend()
+                state = _state(store, run_id)
+                if state is not None and ready(state):
+                    return state
+                driver.resume()
+                time.sleep(0.005)
+        assert command.process.poll() is None, f"the command ended before {what}; output was\n{command.tail()}"
+    raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
+
+
+def _state(store: Store, run_id: str) -> RunState | None:
+    try:
+        return read_run(store, run_id)
+    except UserError:
+        return None
+
+
+def _driver(command: Command, state: RunState | None) -> psutil.Process | None:
+    """The process that drives the run, when it is one of this command's and alive."""
+    if state is None or state.owner is None:
+        return None
+    try:
+        process = psutil.Process(state.owner["pid"])
+    except psutil.NoSuchProcess:
+        return None
+    return process if _is_of(process, command) else None
 
 
 def running(stage: str, *, after_epoch: int = 0) -> Callable[[RunState], bool]:

@@ -11,6 +11,7 @@ import pytest
 from _victims import (
     CLI,
     Command,
+    freeze_at,
     kill_command,
     kill_driver,
     kill_head,
@@ -53,22 +54,20 @@ def finished(folder: Path) -> RunState:
     try:
         current = command("run", str(PIPELINE), "--run-id", RUN)
         for stage in STAGES[1:]:
-            reached = trained(stage, 12) if stage == "train" else running(stage)
-
-            # Its workers are warm, and the promotion then takes a tenth of a second.
-            pause = 0.005 if stage == "promote" else 0.05
-            state = wait_for(current, store, RUN, reached, f"{stage} under way", pause=pause)
+            long = stage == "train"
+            reach = wait_for if long else freeze_at
+            reached = trained(stage, 12) if long else running(stage)
+            state = reach(current, store, RUN, reached, f"{stage} under way")
             kill_driver(state)
 
             again = running(stage, after_epoch=state.epoch)
-            state = wait_for(current, store, RUN, again, f"{stage} again, after its driver was killed", pause=pause)
-            kill_command(current, machine=stage not in {"questions", "train"})
+            state = reach(current, store, RUN, again, f"{stage} again, after its driver was killed")
+            kill_command(current, machine=not long)
             current = resumed()
 
             again = running(stage, after_epoch=state.epoch)
-            state = wait_for(current, store, RUN, again, f"{stage} again, after its command was killed")
-
-            if stage == "train":
+            state = reach(current, store, RUN, again, f"{stage} again, after its command was killed")
+            if long:
                 wait_for(current, store, RUN, trained(stage, 22), "training beyond a checkpoint")
                 before = read_run(store, RUN).steps[stage].attempts[-1].number
                 kill_training(current)
