@@ -19,6 +19,7 @@ from pathlib import Path
 
 from verl_workflow.storage import Store
 from verl_workflow.workflow import create_run, this_process
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._records import Claimed, StepStarted
 
@@ -47,7 +48,7 @@ def _round(folder: Path, records: int) -> tuple[float, float]:
     """Seconds for so many appends, and for as many bare files."""
     store = Store(str(folder / "store"))
     create_run(store, "benchmark", {})
-    journal = Journal(store, "benchmark")
+    journal = Journal(store, run_key(store, "benchmark"))
     assert journal.claim(Claimed(owner=this_process(), steps=["train"]))
     started = time.perf_counter()
     for number in range(1, records + 1):

@@ -23,8 +23,10 @@ import ray
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, RayLauncher, create_run
 from verl_workflow.workflow._dag import DagView, is_node
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._graph import StepNode, graph_of
 from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._options import StepOptions
 
 
@@ -66,7 +68,8 @@ def _run(store: Store, steps: int) -> None:
     root: Any = 0
     for _ in range(steps):
         root = StepNode(one_more, (root,), {}, StepOptions(ray={"num_cpus": 0}))
-    graph = graph_of(root, DagView(), store, "runs/long/objects", is_node=is_node)
+    key = RunKey.new("long")
+    graph = graph_of(root, DagView(), store, f"{key.folder}/objects", is_node=is_node)
     create_run(store, "long", {})
     driver = Driver(store, "long", graph, RayLauncher())
     thread = threading.Thread(target=driver.run)
@@ -76,7 +79,7 @@ def _run(store: Store, steps: int) -> None:
     told = 0
     while thread.is_alive():
         time.sleep(0.2)
-        entries = store.list("runs/long/journal")
+        entries = store.list(f"{run_key(store, 'long').folder}/journal")
         done = max(len(entries) - 2, 0)
         if done >= told + steps // 10:
             told = done - done % (steps // 10)
@@ -86,7 +89,7 @@ def _run(store: Store, steps: int) -> None:
             )
     counting = Counting(store.uri)
     started = time.perf_counter()
-    state = Journal(counting, "long").read()
+    state = Journal(counting, run_key(counting, "long")).read()
     seconds = round(time.perf_counter() - started, 3)
     print(json.dumps({"status": state.status.value, "reads_to_resume": counting.reads, "seconds_to_read": seconds}))
 

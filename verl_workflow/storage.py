@@ -7,8 +7,8 @@ lets exactly one through and never shows partial content. Bulk data (parquet, ch
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +127,17 @@ class Store:
         except BaseError as error:
             raise self._failed("look at", key, error) from error
 
+    def modified(self, key: str) -> float | None:
+        """When `key` was last written, in seconds since 1970 of the storage's clock; None when it does not exist."""
+        if self._absent():
+            return None
+        try:
+            return float(obstore.head(self._backend(), key)["last_modified"].timestamp())
+        except (NotFoundError, FileNotFoundError):
+            return None
+        except BaseError as error:
+            raise self._failed("look at", key, error) from error
+
     def list(self, prefix: str, *, after: str | None = None) -> list[str]:
         """All keys below the folder `prefix`, sorted; only those behind the key `after`, if that is given."""
         if self._absent():
@@ -159,15 +170,16 @@ class Store:
         except BaseError as error:
             raise self._failed("delete", key, error) from error
 
-    def delete_folder(self, prefix: str, *, first: str) -> None:
-        """Remove all keys below the folder `prefix`; `first` before the others, so that the rest means nothing."""
-        self.delete(first)
-        for key in self.list(prefix):
+    def delete_all(self, keys: Sequence[str], prefix: str) -> None:
+        """Remove these keys, and of the folder `prefix` what is empty then; no error for those that are not there."""
+        for key in keys:
             self.delete(key)
         root = self.local_path
         if root is not None:
             # Object stores have no folders; a disk would keep the empty ones.
-            shutil.rmtree(root / prefix, ignore_errors=True)
+            for folder, _, _ in os.walk(root / prefix, topdown=False):
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.uri, self.durability)

@@ -8,6 +8,7 @@ from _runs import Invoke, Runs
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.workflow import StepContext, StepStatus, read_run
+from verl_workflow.workflow._definition import run_key
 
 DATA = {"rows": {"train": 80, "validation": 20, "rejected": 0}, "rejected": None}
 TRAINED = {"step": 4, "reward": {"first": 0.1, "last": 0.9, "best": 0.95}}
@@ -92,7 +93,7 @@ def test_a_running_run_shows_progress_and_its_driver(runs: Runs, invoke: Invoke)
 def test_a_run_that_nobody_drives_says_how_to_resume_it(runs: Runs, invoke: Invoke) -> None:
     runs.finish("r1", {"train": fails})
     # Its end was never written: the driver died before.
-    last = runs.store.list("runs/r1/journal")[-1]
+    last = runs.store.list(f"{run_key(runs.store, 'r1').folder}/journal")[-1]
     entry = json.loads(runs.store.get(last) or b"")
     assert entry["events"].pop()["kind"] == "run_failed"
     runs.store.put(last, json.dumps(entry).encode())
@@ -133,7 +134,7 @@ def test_list_shows_the_newest_first_and_no_damaged_run_hides_another(runs: Runs
     assert rows[1][1:4] == ["demo", "failed", "0/1"]
     assert rows[2][1:4] == ["demo", "succeeded", "2/2"]
 
-    runs.store.put("runs/apple/journal/000000000000.json", b"{")
+    runs.store.put(f"{run_key(runs.store, 'apple').folder}/journal/000000000000.json", b"{")
     shown = invoke("list", "--json")
     assert {run["run_id"]: run["status"] for run in json.loads(shown.stdout)["runs"]} == {
         "zebra": "succeeded",

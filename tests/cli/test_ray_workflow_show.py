@@ -20,6 +20,7 @@ from verl_workflow.workflow import (
     StepContext,
     read_run,
 )
+from verl_workflow.workflow._definition import run_key
 
 COMMANDS = ["list", "status", "resume", "resume-all", "fork", "cancel", "delete", "output", "metadata", "events send"]
 COMMANDS += ["gc"]
@@ -268,7 +269,7 @@ def test_an_event_is_sent_once(runs: Runs, invoke: Invoke) -> None:
     for _ in range(2):
         shown = invoke("events", "send", "waiting", "approved", '{"by": "me"}', "--json")
         assert (shown.exit_code, document(shown)["stored"]) == (0, True)
-    stored = json.loads(runs.store.get("runs/waiting/events/approved.json") or b"")
+    stored = json.loads(runs.store.get(f"{run_key(runs.store, 'waiting').folder}/events/approved.json") or b"")
     assert stored == {"event_key": "approved", "payload": {"by": "me"}}
     shown = invoke("events", "send", "waiting", "approved", "2", "--json")
     assert (shown.exit_code, document(shown)["error"]["code"]) == (2, "event_conflict")
@@ -278,10 +279,10 @@ def test_an_event_is_sent_once(runs: Runs, invoke: Invoke) -> None:
 
 def test_gc_tells_what_it_removed(runs: Runs, invoke: Invoke) -> None:
     run_workflow(runs.store, "good", five)
-    for key in runs.store.list("runs/good/journal"):
+    for key in runs.store.list(f"{run_key(runs.store, 'good').folder}/journal"):
         entry = json.loads(runs.store.get(key) or b"")
         runs.store.put(key, json.dumps({**entry, "time": entry["time"] - 4000}).encode())
-    entries = len(runs.store.list("runs/good/journal"))
+    entries = len(runs.store.list(f"{run_key(runs.store, 'good').folder}/journal"))
     (runs.path / "runs" / "torn").mkdir()
     (runs.path / "runs" / "torn" / "definition.json").write_text("{")
     shown = invoke("gc", "--json")

@@ -25,6 +25,7 @@ from _victims import (
 from verl_workflow.storage import Store
 from verl_workflow.training import attempt_rows
 from verl_workflow.workflow import RunState, RunStatus, StepStatus, read_run
+from verl_workflow.workflow._definition import run_key
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = ROOT / "pipelines" / "quickstart.yaml"
@@ -95,7 +96,7 @@ def finished(folder: Path) -> RunState:
 @pytest.fixture
 def journal(folder: Path, finished: RunState) -> list[dict[str, object]]:
     store = Store(str(folder / "storage"))
-    entries = [json.loads(store.get(key) or b"") for key in store.list(f"runs/{RUN}/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"{run_key(store, RUN).folder}/journal")]
     return [{**entry, **event} for entry in entries for event in entry.pop("events")]
 
 

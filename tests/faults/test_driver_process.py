@@ -17,6 +17,7 @@ import pytest
 
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, StepStatus, create_run, read_run
+from verl_workflow.workflow._definition import run_key
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.fault
@@ -101,7 +102,7 @@ def gate_runs_under(epoch: int) -> Callable[[RunState], bool]:
 
 
 def records(store: Store, kind: str) -> list[dict[str, Any]]:
-    entries = [json.loads(store.get(key) or b"") for key in store.list("runs/r/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"{run_key(store, 'r').folder}/journal")]
     found = [{**entry, **event} for entry in entries for event in entry.pop("events")]
     return [record for record in found if record["kind"] == kind]
 
@@ -138,10 +139,10 @@ def test_a_frozen_driver_wakes_up_to_find_itself_replaced(
     until(store, gate_runs_under(2))
     (tmp_path / "marks" / "go").touch()
     assert winner.output() == ["succeeded"]
-    won = store.list("runs/r/journal")
+    won = store.list(f"{run_key(store, 'r').folder}/journal")
     # Its own step has a result by now, and must not be committed.
     os.kill(loser.process.pid, signal.SIGCONT)
     assert loser.process.wait(180) == 1
-    assert store.list("runs/r/journal") == won
+    assert store.list(f"{run_key(store, 'r').folder}/journal") == won
     assert [record["epoch"] for record in records(store, "claimed")] == [1, 2]
     assert all(record["epoch"] == 2 for record in records(store, "step_succeeded") if record["step"] != "first")

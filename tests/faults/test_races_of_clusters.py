@@ -20,7 +20,9 @@ import pytest
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, create_run, read_run
 from verl_workflow.workflow._dag import DagView, is_node
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._graph import Names, StepNode, graph_of
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._node import save_graph
 from verl_workflow.workflow._options import StepOptions
 
@@ -42,14 +44,15 @@ def record(store: Store, run_id: str) -> None:
     root: Any = 0
     for number in range(STEPS):
         root = StepNode(one_more, (root,), {}, StepOptions(task_id=f"s{number}", ray={"num_cpus": 0}))
-    graph = graph_of(root, DagView(), store, f"runs/{run_id}/objects", is_node=is_node)
-    saved = save_graph(graph, store, run_id)
+    key = RunKey.new(run_id)
+    graph = graph_of(root, DagView(), store, f"{key.folder}/objects", is_node=is_node)
+    saved = save_graph(graph, store, key.folder)
     workflow = {"graph": saved.graph_key, "sha256": saved.sha256, "root": Names().give(saved.names)[-1], "metadata": {}}
-    create_run(store, run_id, {"workflow": workflow})
+    create_run(store, run_id, {"workflow": workflow}, incarnation=key.incarnation)
 
 
 def records(store: Store, run_id: str) -> list[dict[str, Any]]:
-    entries = [json.loads(store.get(key) or b"") for key in store.list(f"runs/{run_id}/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"{run_key(store, run_id).folder}/journal")]
     return [{**entry, **event} for entry in entries for event in entry.pop("events")]
 
 

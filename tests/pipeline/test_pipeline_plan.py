@@ -15,6 +15,7 @@ from verl_workflow.pipeline._compile import compile_plan
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, Plan, create_run
+from verl_workflow.workflow._definition import run_key
 
 PIPELINE = """
 version: 1
@@ -164,7 +165,7 @@ def test_a_run_of_no_pipeline_does_not_keep_a_plan_from_being_made(
 def test_a_last_value_that_is_gone_is_not_assumed(project: Path, storage: str, values: dict[str, Any]) -> None:
     finish(project, storage, values)
     store = Store(storage)
-    for key in store.list("runs/night-1/values"):
+    for key in store.list(f"{run_key(store, 'night-1').folder}/values"):
         store.delete(key)
     assert foreseen(project, storage)["prepare"] == ("unknown", "depends on what questions will yield")
 

@@ -14,6 +14,7 @@ from verl_workflow.workflow import EventListener, RunState, create_run, current,
 from verl_workflow.workflow._dag import DagView, is_node
 from verl_workflow.workflow._events import get_message, message_committed
 from verl_workflow.workflow._graph import Graph, Names, StepNode, graph_of
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._node import save_graph
 from verl_workflow.workflow._options import StepOptions
 
@@ -120,10 +121,11 @@ GRAPHS: dict[str, tuple[Callable[[str], StepNode], Any]] = {
 
 def record(store: Store, run_id: str, root: StepNode) -> Graph:
     """A workflow as `workflow.run` records it; gives its graph."""
-    graph = graph_of(root, DagView(), store, f"runs/{run_id}/objects", is_node=is_node)
-    saved = save_graph(graph, store, run_id)
+    key = RunKey.new(run_id)
+    graph = graph_of(root, DagView(), store, f"{key.folder}/objects", is_node=is_node)
+    saved = save_graph(graph, store, key.folder)
     workflow = {"graph": saved.graph_key, "sha256": saved.sha256, "root": Names().give(saved.names)[-1], "metadata": {}}
-    create_run(store, run_id, {"workflow": workflow})
+    create_run(store, run_id, {"workflow": workflow}, incarnation=key.incarnation)
     return graph
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, Plan, RetryPolicy, RunState, Step, StepContext
+from verl_workflow.workflow._definition import run_key
 
 IMPATIENT = RetryPolicy(attempts=3, backoff_s=0.0)
 
@@ -45,6 +46,22 @@ class CrashingStore(Store):
             return done
 
 
+class DyingStore(Store):
+    """Dies at its n-th deletion, before or after it is done."""
+
+    def __init__(self, uri: str, *, at: int, after: bool) -> None:
+        super().__init__(uri)
+        self._left, self._after = at, after
+
+    def delete(self, key: str) -> None:
+        self._left -= 1
+        if self._left == 0 and not self._after:
+            raise Crash
+        super().delete(key)
+        if self._left == 0:
+            raise Crash
+
+
 def drive(store: Store, run_id: str, plan: Plan, **options: Any) -> RunState:
     """Run a plan in threads, with patience for other drivers cut to a twentieth of a second."""
     return Driver(
@@ -54,7 +71,7 @@ def drive(store: Store, run_id: str, plan: Plan, **options: Any) -> RunState:
 
 def journal(store: Store, run_id: str) -> list[dict[str, Any]]:
     """All events in order, each with the number, epoch and time of its entry."""
-    entries = [json.loads(store.get(key) or b"") for key in store.list(f"runs/{run_id}/journal")]
+    entries = [json.loads(store.get(key) or b"") for key in store.list(f"{run_key(store, run_id).folder}/journal")]
     return [{**entry, **event} for entry in entries for event in entry.pop("events")]
 
 

@@ -20,6 +20,7 @@ from verl_workflow import workflow
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, WorkflowNotFoundError, read_run
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._http_events import event_app
 from verl_workflow.workflow._sent_events import read_event, store_event
 
@@ -180,7 +181,7 @@ def test_a_storage_that_is_away_for_a_moment_fails_no_step(tmp_path: Path, monke
 
 def test_a_torn_event_is_told(store: Store) -> None:
     record(store, "w", waiting("k"))
-    store.put("runs/w/events/k.json", b'{"event_key": "k"')
+    store.put(f"{run_key(store, 'w').folder}/events/k.json", b'{"event_key": "k"')
     state = drive_workflow(store, "w")
     assert state.status is RunStatus.FAILED
     assert "runs/w/events/k.json" in (state.error or {})["message"]
@@ -284,4 +285,4 @@ def test_a_workflow_on_ray_gets_its_event_through_serve(store: Store, door: str)
     import ray
 
     assert ray.get(reference, timeout=PATIENCE_S) == ("k", {"by": "http"})
-    assert json.loads(store.get("runs/a=2Fb/events/k.json") or b"")["payload"] == {"by": "http"}
+    assert json.loads(store.get(f"{run_key(store, 'a/b').folder}/events/k.json") or b"")["payload"] == {"by": "http"}

@@ -41,6 +41,7 @@ from verl_workflow import workflow
 from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, _session
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._state import read_graph
 
 pytestmark = pytest.mark.usefixtures("flows")
@@ -409,7 +410,7 @@ def test_a_driver_whose_workflow_was_taken_commits_nothing_any_more(marks: Path)
     assert ray.get(ref) == "x"
     commits = [
         (entry["epoch"], event["attempt"])
-        for entry in map(json.loads, map(store().get, store().list("runs/w/journal")))
+        for entry in map(json.loads, map(store().get, store().list(f"{run_key(store(), 'w').folder}/journal")))
         for event in entry["events"]
         if event["kind"] == "step_succeeded"
     ]

@@ -143,14 +143,16 @@ def test_a_driver_that_shows_signs_of_life_keeps_the_run(store: Store) -> None:
 def test_a_late_heartbeat_does_not_speak_for_the_new_owner(store: Store) -> None:
     from verl_workflow.workflow._heartbeat import Heartbeat, read_heartbeat
 
-    store.put(heartbeat_key("r"), b'{"epoch": 2, "n": 7}')
-    with Heartbeat(store, "r", epoch=1, owner={}, interval_s=0.01):
+    key = create_run(store, "r", {})
+    store.put(heartbeat_key(key), b'{"epoch": 2, "n": 7}')
+    with Heartbeat(store, key, epoch=1, owner={}, interval_s=0.01):
         pass
-    assert read_heartbeat(store, "r") == {"epoch": 2, "n": 7}
+    assert read_heartbeat(store, key) == {"epoch": 2, "n": 7}
 
 
 def test_an_owner_takes_requests_in_and_meets_a_newer_claim(store: Store) -> None:
-    owner, other = Journal(store, "r"), Journal(store, "r")
+    key = create_run(store, "r", {})
+    owner, other = Journal(store, key), Journal(store, key)
     assert owner.claim(Claimed(owner={}, steps=[]))
     other.read()
     other.request(CancelRequested(by={}))
@@ -171,7 +173,7 @@ def test_an_entry_whose_answer_got_lost_is_known_as_ones_own(store: Store) -> No
             # As S3's client sees it: written, the answer lost, asked again, refused.
             return super().create(key, data) and False
 
-    log = Journal(Deaf(store.uri), "r")
+    log = Journal(Deaf(store.uri), create_run(store, "r", {}))
     assert log.claim(Claimed(owner={}, steps=[]))
     log.append(StepStarted(step="a", attempt=1))
     assert log.length == 2

@@ -13,9 +13,11 @@ from verl_workflow import workflow
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, create_run, list_runs, read_run
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._fork import check_fork, copy_workflow, taken_steps
 from verl_workflow.workflow._gc import collect
 from verl_workflow.workflow._graph import StepNode
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._options import StepOptions
 
 BIG = 5000
@@ -54,8 +56,9 @@ def fork(store: Store, workflow_id: str, step: str, new_id: str) -> RunState:
     """`workflow.fork`, without a host."""
     state = read_run(store, workflow_id)
     check_fork(store, state, step, new_id)
-    forked = copy_workflow(store, state, step, new_id)
-    create_run(store, new_id, forked.definition, seed=forked.seed)
+    key = RunKey.new(new_id)
+    forked = copy_workflow(store, state, step, key)
+    create_run(store, new_id, forked.definition, incarnation=key.incarnation, seed=forked.seed)
     return drive_workflow(store, new_id)
 
 
@@ -195,7 +198,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_written(store: Store, d
 def test_a_damaged_value_keeps_the_fork_from_being_recorded(store: Store, done: Marks) -> None:
     record(store, "w", diamond(done))
     drive_workflow(store, "w")
-    (value,) = store.list("runs/w/values")
+    (value,) = store.list(f"{run_key(store, 'w').folder}/values")
     store.put(value, b"torn")
     with pytest.raises(VerlWorkflowError) as caught:
         fork(store, "w", "d", "new")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pieces import Crash, Marking, diamond, drive, executions, journal
+from _pieces import Crash, DyingStore, Marking, diamond, drive, executions, journal
 from _workflows import drive_workflow, record
 
 from verl_workflow import workflow
@@ -26,6 +26,7 @@ from verl_workflow.workflow import (
     request_cancel,
     this_process,
 )
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._gc import Collected, collect, collect_all
 from verl_workflow.workflow._graph import StepNode
 from verl_workflow.workflow._journal import Journal
@@ -34,22 +35,6 @@ from verl_workflow.workflow._pickling import dumps
 from verl_workflow.workflow._records import Claimed, StepStarted
 
 BIG = 5000
-
-
-class DyingStore(Store):
-    """Dies at its n-th deletion, before or after it is done."""
-
-    def __init__(self, uri: str, *, at: int, after: bool) -> None:
-        super().__init__(uri)
-        self._left, self._after = at, after
-
-    def delete(self, key: str) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._after:
-            raise Crash
-        super().delete(key)
-        if self._left == 0:
-            raise Crash
 
 
 def node(function: Callable[..., Any], *args: Any, name: str, **options: Any) -> StepNode:
@@ -77,8 +62,8 @@ def make_workflow(store: Store, run_id: str = "w") -> None:
 
 def litter(store: Store, run_id: str = "w") -> None:
     for part, name in (("values", "first-1-9.pkl"), ("graphs", "0" * 64 + ".pkl"), ("objects", "1" * 64 + ".pkl")):
-        store.put(f"runs/{run_id}/{part}/{name}", b"left by an attempt that died")
-    store.put(f"runs/{run_id}/progress/nobody.json", b'{"attempt": 1, "facts": {}}')
+        store.put(f"{run_key(store, run_id).folder}/{part}/{name}", b"left by an attempt that died")
+    store.put(f"{run_key(store, run_id).folder}/progress/nobody.json", b'{"attempt": 1, "facts": {}}')
 
 
 def facts(store: Store, run_id: str = "w") -> Any:
@@ -99,7 +84,7 @@ def test_what_is_left_of_an_ended_workflow_says_the_same(store: Store) -> None:
     drive_workflow(store, "w")
     litter(store)
     before, size = facts(store), sum(len(store.get(key) or b"") for key in store.list("runs/w"))
-    number = len(store.list("runs/w/journal"))
+    number = len(store.list(f"{run_key(store, 'w').folder}/journal"))
     removed = collect(store, "w", stale_after_s=0)
     assert facts(store) == before
     counts = removed.to_json()
@@ -111,8 +96,8 @@ def test_what_is_left_of_an_ended_workflow_says_the_same(store: Store) -> None:
         "objects": 1,
         "progress": 1,
     }
-    snapshot = f"runs/w/snapshots/{number:012}.json"
-    assert store.list("runs/w/snapshots") == [snapshot]
+    snapshot = f"{run_key(store, 'w').folder}/snapshots/{number:012}.json"
+    assert store.list(f"{run_key(store, 'w').folder}/snapshots") == [snapshot]
     left = sum(len(store.get(key) or b"") for key in store.list("runs/w"))
     assert removed.bytes == size + len(store.get(snapshot) or b"") - left
     again = collect(store, "w", stale_after_s=0)
@@ -138,7 +123,7 @@ def test_it_may_die_at_any_deletion(tmp_path: Path, after: bool) -> None:
             assert facts(store) == before
             collect(store, "w", stale_after_s=0)
             assert facts(store) == before
-            assert len(store.list("runs/w/journal")) == 1
+            assert len(store.list(f"{run_key(store, 'w').folder}/journal")) == 1
         else:
             break
     assert at > 8
@@ -162,30 +147,32 @@ def test_a_pipelines_run_keeps_what_it_shows(store: Store, marks: Path) -> None:
 def test_only_what_ended_an_hour_ago_is_cleared_away(store: Store) -> None:
     make_workflow(store)
     drive_workflow(store, "w")
-    entries = store.list("runs/w/journal")
+    entries = store.list(f"{run_key(store, 'w').folder}/journal")
     assert collect(store, "w") == Collected(runs=1)
     # Superseded snapshots are of no use to anybody.
     for number in (1, 2):
-        part = Journal(store, "w")
+        part = Journal(store, run_key(store, "w"))
         for entry in list(part.entries())[:number]:
             part._take(entry)
         part.snapshot()
     removed = collect(store, "w")
     assert (removed.snapshots, removed.entries, removed.values) == (1, 0, 0)
-    assert store.list("runs/w/journal") == entries
-    assert store.list("runs/w/snapshots") == ["runs/w/snapshots/000000000002.json"]
+    assert store.list(f"{run_key(store, 'w').folder}/journal") == entries
+    assert store.list(f"{run_key(store, 'w').folder}/snapshots") == [
+        f"{run_key(store, 'w').folder}/snapshots/000000000002.json"
+    ]
     assert read_run(store, "w").status is RunStatus.SUCCEEDED
     # All times of the record were an hour and a bit ago.
     for key in entries:
         entry = json.loads(store.get(key) or b"")
         store.put(key, json.dumps({**entry, "time": entry["time"] - 3700}).encode())
-    store.delete("runs/w/snapshots/000000000002.json")
+    store.delete(f"{run_key(store, 'w').folder}/snapshots/000000000002.json")
     assert collect(store, "w").entries == len(entries) - 1
 
 
 def test_what_nobody_has_ended_keeps_its_journal(store: Store, marks: Path) -> None:
     make_workflow(store)
-    driver = Journal(store, "w")
+    driver = Journal(store, run_key(store, "w"))
     driver.read()
     assert driver.claim(Claimed(owner=this_process(), steps=["first", "second", "last"]))
     driver.append(StepStarted(step="first", attempt=1))
@@ -239,8 +226,8 @@ def test_a_journal_without_its_snapshot_is_damaged_not_new(store: Store, torn: b
     make_workflow(store)
     drive_workflow(store, "w")
     collect(store, "w", stale_after_s=0)
-    (snapshot,) = store.list("runs/w/snapshots")
-    (entry,) = store.list("runs/w/journal")
+    (snapshot,) = store.list(f"{run_key(store, 'w').folder}/snapshots")
+    (entry,) = store.list(f"{run_key(store, 'w').folder}/journal")
     if torn is None:
         store.delete(snapshot)
     else:
@@ -261,9 +248,9 @@ def test_a_journal_without_its_snapshot_is_damaged_not_new(store: Store, torn: b
 def test_a_torn_snapshot_of_the_same_number_is_written_anew_first(store: Store) -> None:
     make_workflow(store)
     drive_workflow(store, "w")
-    number = len(store.list("runs/w/journal"))
+    number = len(store.list(f"{run_key(store, 'w').folder}/journal"))
     before = facts(store)
-    store.put(f"runs/w/snapshots/{number:012}.json", b"{")
+    store.put(f"{run_key(store, 'w').folder}/snapshots/{number:012}.json", b"{")
     collect(store, "w", stale_after_s=0)
     assert facts(store) == before
 
@@ -272,17 +259,17 @@ def test_a_damaged_run_is_left_alone_and_keeps_no_other(store: Store) -> None:
     for run_id in ("good", "torn"):
         make_workflow(store, run_id)
         drive_workflow(store, run_id)
-    key = store.list("runs/torn/journal")[2]
+    key = store.list(f"{run_key(store, 'torn').folder}/journal")[2]
     store.put(key, b"{")
     before = store.list("runs/torn")
     removed = collect_all(store, stale_after_s=0)
     assert (removed.runs, removed.damaged, store.list("runs/torn")) == (2, ["torn"], before)
-    assert len(store.list("runs/good/journal")) == 1
+    assert len(store.list(f"{run_key(store, 'good').folder}/journal")) == 1
 
 
 def test_what_slept_since_before_the_end_writes_into_no_hole(store: Store, marks: Path) -> None:
     create_run(store, "r", {})
-    sleepy, asking = Journal(store, "r"), Journal(store, "r")
+    sleepy, asking = Journal(store, run_key(store, "r")), Journal(store, run_key(store, "r"))
     sleepy.read()
     asking.read()
     drive(store, "r", diamond(marks))
@@ -291,7 +278,7 @@ def test_what_slept_since_before_the_end_writes_into_no_hole(store: Store, marks
     with pytest.raises(FencedError):
         sleepy.claim(Claimed(owner=this_process(), steps=["a"]))
     assert facts(store, "r") == before
-    assert len(store.list("runs/r/journal")) == 1
+    assert len(store.list(f"{run_key(store, 'r').folder}/journal")) == 1
 
 
 def test_a_reader_that_is_overtaken_goes_on_from_the_snapshot(store: Store) -> None:
@@ -307,7 +294,7 @@ def test_a_reader_that_is_overtaken_goes_on_from_the_snapshot(store: Store) -> N
                 collect(store, "w", stale_after_s=0)
             return super().get(key)
 
-    slow = Journal(Slow(store.uri), "w")
+    slow = Journal(Slow(store.uri), run_key(Slow(store.uri), "w"))
     assert slow.read().status is before.status
     assert overtaken
     assert slow.state.ended_at == before.ended_at
@@ -321,12 +308,12 @@ def test_objects_that_results_refer_to_stay(store: Store, ray_cluster: Any) -> N
 
     record(store, "w", node(refers, name="refers"))
     drive_workflow(store, "w")
-    kept = store.list("runs/w/objects")
+    kept = store.list(f"{run_key(store, 'w').folder}/objects")
     assert len(kept) == 2
     lost = ray_cluster.put("of an attempt that died")
-    dumps(lost, store, "runs/w/objects")
+    dumps(lost, store, f"{run_key(store, 'w').folder}/objects")
     assert collect(store, "w", stale_after_s=0).objects == 1
-    assert store.list("runs/w/objects") == kept
+    assert store.list(f"{run_key(store, 'w').folder}/objects") == kept
     workflow.init(storage=store.uri)
     deep = ray_cluster.get(workflow.get_output("w")["deep"][0])
     assert ray_cluster.get(deep["inner"]) == "x" * BIG

@@ -22,6 +22,7 @@ from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflow
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, Plan, RetryPolicy, RunStatus, Step, create_run, read_run, request_cancel
 from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._heartbeat import heartbeat_key, read_heartbeat
 from verl_workflow.workflow._values import Codec, Value
 
@@ -194,8 +195,11 @@ class Workflow(RuleBasedStateMachine):
         self.owner.store.dead = True
         assert isinstance(self.owner.ended(), Crash)
         # Others know at once that it is gone, as they do of a dead process; this one lives on.
-        last = read_heartbeat(self.store, RUN) or {}
-        self.store.put(heartbeat_key(RUN), json.dumps({**last, "epoch": self.epoch, "released": True}).encode())
+        last = read_heartbeat(self.store, run_key(self.store, RUN)) or {}
+        self.store.put(
+            heartbeat_key(run_key(self.store, RUN)),
+            json.dumps({**last, "epoch": self.epoch, "released": True}).encode(),
+        )
         self.owner, self.status = None, RunStatus.RESUMABLE
 
     @precondition(lambda self: self.status is not None)

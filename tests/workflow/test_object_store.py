@@ -12,6 +12,7 @@ from _pieces import Crash, CrashingStore, diamond, drive, executions, journal, o
 from verl_workflow.errors import FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, create_run, list_runs, read_run, request_cancel
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._records import Claimed, StepStarted
 
@@ -36,7 +37,8 @@ def test_a_run_dies_and_is_taken_up(bucket: Store, marks: Path) -> None:
 
 
 def test_two_writers_are_told_apart(bucket: Store) -> None:
-    first, second = Journal(bucket, "r"), Journal(bucket, "r")
+    key = create_run(bucket, "r", {})
+    first, second = Journal(bucket, key), Journal(bucket, key)
     assert first.claim(Claimed(owner={"id": "1"}, steps=[]))
     assert not second.claim(Claimed(owner={"id": "2"}, steps=[]))
     second.read()
@@ -46,7 +48,7 @@ def test_two_writers_are_told_apart(bucket: Store) -> None:
 
 
 def _claim(uri: str, run_id: str, racer: str, barrier: threading.Barrier) -> str | None:
-    log = Journal(Store(uri), run_id)
+    log = Journal(Store(uri), run_key(Store(uri), run_id))
     barrier.wait(30)
     return racer if log.claim(Claimed(owner={"id": racer}, steps=[])) else None
 
@@ -54,6 +56,7 @@ def _claim(uri: str, run_id: str, racer: str, barrier: threading.Barrier) -> str
 def test_of_racing_claims_one_wins(bucket: Store) -> None:
     for number in range(10):
         barrier = threading.Barrier(6)
+        create_run(bucket, f"race-{number}", {})
         with ThreadPoolExecutor(6) as pool:
             claims = [pool.submit(_claim, bucket.uri, f"race-{number}", str(racer), barrier) for racer in range(6)]
         assert [winner for claim in claims if (winner := claim.result())] == [
@@ -65,7 +68,7 @@ def test_damage_cancel_and_list_work_as_on_disk(bucket: Store, marks: Path) -> N
     for run_id in ("a", "b", "c"):
         create_run(bucket, run_id, {})
     drive(bucket, "a", diamond(marks))
-    bucket.put("runs/a/journal/000000000002.json", b"{")
+    bucket.put(f"{run_key(bucket, 'a').folder}/journal/000000000002.json", b"{")
     with pytest.raises(VerlWorkflowError, match=r"000000000002\.json"):
         read_run(bucket, "a")
     request_cancel(bucket, "b")

@@ -10,6 +10,7 @@ from _pieces import Crash, CrashingStore, executions, journal, of_kind
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, read_run
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._journal import Journal
 
@@ -48,10 +49,10 @@ def left(tmp_path: Path) -> tuple[Store, Graph]:
 def test_a_long_run_is_read_from_its_newest_snapshot(left: tuple[Store, Graph]) -> None:
     store, _ = left
     counting = Counting(store.uri)
-    state = Journal(counting, "r").read()
+    state = Journal(counting, run_key(counting, "r")).read()
     assert sum(step.committed is not None for step in state.steps.values()) > 240
     assert counting.reads < 105
-    assert len(list(Journal(store, "r").entries())) > 240
+    assert len(list(Journal(store, run_key(store, "r")).entries())) > 240
 
 
 def test_a_run_goes_on_from_a_snapshot_with_nothing_done_twice(left: tuple[Store, Graph], tmp_path: Path) -> None:
@@ -66,10 +67,10 @@ def test_a_run_goes_on_from_a_snapshot_with_nothing_done_twice(left: tuple[Store
 
 def test_a_snapshot_says_the_same_as_the_entries_before_it(left: tuple[Store, Graph]) -> None:
     store, _ = left
-    from_snapshot = Journal(store, "r").read()
-    for key in store.list("runs/r/snapshots"):
+    from_snapshot = Journal(store, run_key(store, "r")).read()
+    for key in store.list(f"{run_key(store, 'r').folder}/snapshots"):
         store.delete(key)
-    assert Journal(store, "r").read() == from_snapshot
+    assert Journal(store, run_key(store, "r")).read() == from_snapshot
 
 
 @pytest.mark.parametrize(
@@ -77,16 +78,16 @@ def test_a_snapshot_says_the_same_as_the_entries_before_it(left: tuple[Store, Gr
 )
 def test_a_damaged_snapshot_is_passed_over(left: tuple[Store, Graph], damage: object) -> None:
     store, graph = left
-    expected = Journal(store, "r").read()
-    for key in store.list("runs/r/snapshots"):
+    expected = Journal(store, run_key(store, "r")).read()
+    for key in store.list(f"{run_key(store, 'r').folder}/snapshots"):
         store.put(key, damage(store.get(key)))  # type: ignore[operator]
-    assert Journal(store, "r").read() == expected
+    assert Journal(store, run_key(store, "r")).read() == expected
     assert run_graph(store, "r", graph).status is RunStatus.SUCCEEDED
 
 
 def test_a_snapshot_of_another_format_is_passed_over(left: tuple[Store, Graph]) -> None:
     store, _ = left
-    for key in store.list("runs/r/snapshots"):
+    for key in store.list(f"{run_key(store, 'r').folder}/snapshots"):
         found = json.loads(store.get(key) or b"")
         store.put(key, json.dumps({**found, "format": 2}).encode())
     assert read_run(store, "r").status in {RunStatus.RUNNING, RunStatus.RESUMABLE}
@@ -94,7 +95,7 @@ def test_a_snapshot_of_another_format_is_passed_over(left: tuple[Store, Graph]) 
 
 def test_an_entry_that_is_missing_behind_the_snapshot_is_named(left: tuple[Store, Graph]) -> None:
     store, _ = left
-    last = store.list("runs/r/journal")[-3]
+    last = store.list(f"{run_key(store, 'r').folder}/journal")[-3]
     store.delete(last)
     with pytest.raises(VerlWorkflowError) as caught:
         read_run(store, "r")
@@ -104,7 +105,7 @@ def test_an_entry_that_is_missing_behind_the_snapshot_is_named(left: tuple[Store
 def test_only_the_newest_two_snapshots_are_kept(tmp_path: Path) -> None:
     store, graph = prepare(tmp_path)
     run_graph(store, "r", graph)
-    assert [key.rsplit("/", 1)[-1] for key in store.list("runs/r/snapshots")] == [
+    assert [key.rsplit("/", 1)[-1] for key in store.list(f"{run_key(store, 'r').folder}/snapshots")] == [
         "000000000200.json",
         "000000000300.json",
     ]

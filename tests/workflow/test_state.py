@@ -25,6 +25,7 @@ from verl_workflow.workflow import (
     request_cancel,
     this_process,
 )
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._heartbeat import heartbeat_key
 from verl_workflow.workflow._owner import is_dead
 from verl_workflow.workflow._records import StepSucceeded
@@ -105,9 +106,9 @@ def claimed_by(store: Store, owner: dict[str, object], *, beat_s_ago: float) -> 
     create_run(store, "r", {})
     at = time.time() - 60
     record = {"kind": "claimed", "seq": 0, "epoch": 1, "time": at, "owner": owner, "steps": ["a"]}
-    store.put("runs/r/journal/000000000000.json", as_entry(record))
+    store.put(f"{run_key(store, 'r').folder}/journal/000000000000.json", as_entry(record))
     beat = {"epoch": 1, "owner": owner, "time": time.time() - beat_s_ago, "n": 1, "released": False}
-    store.put(heartbeat_key("r"), json.dumps(beat).encode())
+    store.put(heartbeat_key(run_key(store, "r")), json.dumps(beat).encode())
 
 
 def test_a_driver_that_shows_signs_of_life_is_running(store: Store) -> None:
@@ -174,7 +175,7 @@ def test_a_damaged_record_is_named_and_stops_that_run_only(store: Store, marks: 
     for run_id in ("a", "b", "c"):
         create_run(store, run_id, {})
         drive(store, run_id, diamond(marks))
-    key = "runs/b/journal/000000000001.json"
+    key = f"{run_key(store, 'b').folder}/journal/000000000001.json"
     store.put(key, DAMAGES[damage](store.get(key)))
     with pytest.raises(VerlWorkflowError) as caught:
         read_run(store, "b")
@@ -189,7 +190,7 @@ def test_a_damaged_record_is_named_and_stops_that_run_only(store: Store, marks: 
 def test_a_missing_record_is_named(store: Store, marks: Path) -> None:
     create_run(store, "r", {})
     drive(store, "r", diamond(marks))
-    store.delete("runs/r/journal/000000000003.json")
+    store.delete(f"{run_key(store, 'r').folder}/journal/000000000003.json")
     with pytest.raises(VerlWorkflowError, match=r"000000000003\.json"):
         read_run(store, "r")
 
@@ -272,8 +273,8 @@ DONE = {"kind": "step_succeeded", "seq": 1, "epoch": 1, "time": 2.0, "step": "a"
 def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: bytes | dict[str, object]) -> None:
     create_run(store, "r", {})
     data = entry if isinstance(entry, bytes) else as_entry(entry)
-    store.put("runs/r/journal/000000000000.json", data)
-    with pytest.raises(VerlWorkflowError, match=r"runs/r/journal/000000000000\.json") as caught:
+    store.put(f"{run_key(store, 'r').folder}/journal/000000000000.json", data)
+    with pytest.raises(VerlWorkflowError, match=r"runs/r/[0-9a-f]{16}/journal/000000000000\.json") as caught:
         read_run(store, "r")
     assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
 
@@ -287,12 +288,12 @@ def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: bytes
 def test_a_journal_entry_that_leads_elsewhere_is_named(store: Store, change: dict[str, str]) -> None:
     create_run(store, "r", {})
     for entry in (CLAIM, {**DONE, "value_key": "runs/r/values/a", **change}):
-        store.put(f"runs/r/journal/{entry['seq']:012}.json", as_entry(entry))
+        store.put(f"{run_key(store, 'r').folder}/journal/{entry['seq']:012}.json", as_entry(entry))
     with pytest.raises(VerlWorkflowError, match=f"its {next(iter(change))} is ") as caught:
         read_run(store, "r")
     assert (caught.value.code, caught.value.where) == (
         ErrorCode.JOURNAL_DAMAGED,
-        "runs/r/journal/000000000001.json",
+        f"{run_key(store, 'r').folder}/journal/000000000001.json",
     )
 
 
@@ -301,7 +302,7 @@ def test_a_journal_entry_that_leads_elsewhere_is_named(store: Store, change: dic
 )
 def test_a_heartbeat_that_cannot_be_read_is_none(store: Store, beat: bytes) -> None:
     claimed_by(store, this_process(), beat_s_ago=1.0)
-    store.put(heartbeat_key("r"), beat)
+    store.put(heartbeat_key(run_key(store, "r")), beat)
     assert read_run(store, "r").heartbeat_age_s is None
 
 
@@ -309,8 +310,8 @@ def test_a_heartbeat_that_cannot_be_read_is_none(store: Store, beat: bytes) -> N
 def test_progress_that_cannot_be_read_is_none(store: Store, progress: bytes) -> None:
     claimed_by(store, this_process(), beat_s_ago=1.0)
     started = {"kind": "step_started", "seq": 1, "epoch": 1, "time": time.time(), "step": "a", "attempt": 1}
-    store.put("runs/r/journal/000000000001.json", as_entry(started))
-    store.put("runs/r/progress/a.json", progress)
+    store.put(f"{run_key(store, 'r').folder}/journal/000000000001.json", as_entry(started))
+    store.put(f"{run_key(store, 'r').folder}/progress/a.json", progress)
     assert read_run(store, "r").steps["a"].progress is None
 
 
@@ -340,7 +341,7 @@ def test_a_run_that_ends_while_it_is_read_is_not_taken_for_one_that_nobody_runs(
         """The driver ends the run, and says that it is gone, before its heartbeat is read."""
 
         def get(self, key: str) -> bytes | None:
-            if key == heartbeat_key("r"):
+            if key == heartbeat_key(run_key(store, "r")):
                 go.set()
                 driver.join()
             return super().get(key)

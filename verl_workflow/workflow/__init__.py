@@ -27,6 +27,7 @@ from verl_workflow.workflow._api import (
     serve_events,
 )
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._definition import check_run_id, create_run
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._earlier import EarlierResult, read_earlier
 from verl_workflow.workflow._events import EventListener, TimerListener, sleep, wait_for_event
@@ -51,8 +52,6 @@ from verl_workflow.workflow._sent_events import HTTPListener, StorageListener
 from verl_workflow.workflow._state import (
     RunState,
     StepState,
-    check_run_id,
-    create_run,
     list_runs,
     read_run,
     request_cancel,

@@ -15,13 +15,14 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Raised
+from verl_workflow.workflow._definition import read_definition
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import run_folder
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan
-from verl_workflow.workflow._state import read_definition, read_run
+from verl_workflow.workflow._state import read_run
 
 # A busy machine takes a minute to start a worker and import what it needs; one that is slower is started again once.
 _ANSWER_S = 90.0

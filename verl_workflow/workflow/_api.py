@@ -11,16 +11,18 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import _session
 from verl_workflow.workflow._client import Client, default_storage
+from verl_workflow.workflow._definition import delete_run, run_exists
 from verl_workflow.workflow._exceptions import (
     WorkflowNotFoundError,
     WorkflowStillActiveError,
 )
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._metadata import stats, step_metadata
-from verl_workflow.workflow._names import check_name, run_folder
+from verl_workflow.workflow._names import check_name
 from verl_workflow.workflow._node import in_step
 from verl_workflow.workflow._outputs import await_output
-from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel, run_exists
+from verl_workflow.workflow._ownership import is_gone
+from verl_workflow.workflow._state import RunState, list_runs, read_run, request_cancel
 from verl_workflow.workflow._status import WorkflowStatus
 
 if TYPE_CHECKING:
@@ -313,7 +315,9 @@ def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str
 
 
 def delete(workflow_id: str) -> None:
-    """Remove a workflow with all it has stored.
+    """Remove a workflow with all it has stored; its id is free again as soon as this has begun.
+
+    One that was interrupted may be watched for 15 seconds, to see that its driver is gone.
 
     Raises:
         WorkflowStillActiveError: it is running or pending.
@@ -328,9 +332,12 @@ def delete(workflow_id: str) -> None:
         if error.code is not ErrorCode.JOURNAL_DAMAGED:
             raise
         state = RunState(run_id=workflow_id, status=RunStatus.DAMAGED)
-    if state.status in {RunStatus.RUNNING, RunStatus.PENDING}:
+    active = state.status in {RunStatus.RUNNING, RunStatus.PENDING}
+    if state.status is RunStatus.RESUMABLE and state.owner is not None:
+        active = not is_gone(_session.storage(), state.key, state.owner, state.epoch)
+    if active:
         raise WorkflowStillActiveError.of("DELETE", workflow_id)
-    _session.storage().delete_folder(run_folder(workflow_id), first=f"{run_folder(workflow_id)}/definition.json")
+    delete_run(_session.storage(), workflow_id)
 
 
 def gc(workflow_id: str | None = None) -> Collected:

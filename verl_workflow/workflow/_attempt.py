@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._pickling import dumps, loads
 from verl_workflow.workflow._plan import StepContext
 from verl_workflow.workflow._progress import progress_key, read_progress
@@ -37,7 +37,7 @@ class Call:
 
     call: Callable[[StepContext], Any]
     store: Store
-    run_id: str
+    run: RunKey
     step: str
     attempt: int
     epoch: int
@@ -158,7 +158,7 @@ def _context(call: Call, held: Sequence[bytes], report: _Report) -> StepContext:
         for name, value in call.inputs.items()
     }
     return StepContext(
-        run_id=call.run_id,
+        run=call.run,
         step=call.step,
         attempt=call.attempt,
         epoch=call.epoch,
@@ -173,7 +173,7 @@ def _outcome(call: Call, result: Any) -> Outcome:
         return result
     if call.codec is Codec.JSON:
         return Returned(value=Value.of(_encoded(result, call.step), Codec.JSON))
-    data = dumps(result, call.store, f"{run_folder(call.run_id)}/objects")
+    data = dumps(result, call.store, f"{call.run.folder}/objects")
     value = Value.of(data, Codec.PICKLE)
     if call.kept and len(data) > INLINE_LIMIT:
         # Before the driver knows of it, so that no more than its name has to pass through there.
@@ -274,7 +274,7 @@ class _Report:
         if self._looked:
             return
         self._looked = True
-        found = read_progress(self._store, self._call.run_id, self._call.step)
+        found = read_progress(self._store, self._call.run, self._call.step)
         self._before = found.facts if found is not None and found.attempt < self._call.attempt else None
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
@@ -312,7 +312,7 @@ class _Report:
             # A mere sign of life does not make the details of an earlier attempt forgotten.
             stored["before"] = self._before
         try:
-            self._store.put(progress_key(call.run_id, call.step), json.dumps(stored, default=str).encode())
+            self._store.put(progress_key(call.run, call.step), json.dumps(stored, default=str).encode())
         except VerlWorkflowError:
             # Progress is for the eye; a storage in trouble is met by the driver, which does say so.
             return

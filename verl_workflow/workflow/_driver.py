@@ -11,6 +11,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
+from verl_workflow.workflow._definition import definition_key, key_of, read_definition
 from verl_workflow.workflow._earlier import EarlierResult, cache_key_of, keep_result, read_earlier
 from verl_workflow.workflow._flight import Flight, Flying
 from verl_workflow.workflow._fold import Folded
@@ -19,7 +20,7 @@ from verl_workflow.workflow._heartbeat import INTERVAL_S, LEASE_S, Heartbeat
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._known import KnownValues
 from verl_workflow.workflow._launch import Launcher
-from verl_workflow.workflow._names import path_part, run_folder
+from verl_workflow.workflow._names import path_part
 from verl_workflow.workflow._node import steps_of
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._ownership import take_over
@@ -37,7 +38,7 @@ from verl_workflow.workflow._records import (
     event_from_json,
 )
 from verl_workflow.workflow._schedule import Schedule
-from verl_workflow.workflow._state import RunState, read_definition, read_graph, read_run
+from verl_workflow.workflow._state import RunState, read_graph, read_run
 from verl_workflow.workflow._values import Codec, Value
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Driver:
         poll_s: float = 0.5,
     ) -> None:
         self._store = store
-        self._run_id = run_id
-        self._folder = run_folder(run_id)
+        self._definition = read_definition(store, run_id)
+        self._run = key_of(self._definition)
         self._schedule = Schedule(self._load_continuation)
         # Of a graph's many small steps hardly any says how far it is, and each would cost a read.
         self._reports = isinstance(plan, Plan)
@@ -92,11 +93,11 @@ class Driver:
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
         self._poll_s = poll_s
-        self._journal = Journal(store, run_id)
+        self._journal = Journal(store, self._run)
         self._values = KnownValues(self._journal, store)
         # Steps whose inputs are there, with the monotonic time before which they must not start.
         self._ready: dict[str, float] = {}
-        self._flight = Flight(launcher, store, run_id)
+        self._flight = Flight(launcher, store, self._run)
         # What is to be written with the next entry, and launched after it.
         self._events: list[Event] = []
         self._launches: list[Flying] = []
@@ -115,31 +116,30 @@ class Driver:
             FencedError: another driver has taken the run; the running steps were stopped.
             VerlWorkflowError: JOURNAL_DAMAGED; STORAGE when the storage fails. The run can be resumed.
         """
-        definition = read_definition(self._store, self._run_id)
         take_over(
             self._journal,
             self._store,
-            self._run_id,
+            self._run,
             owner=self._owner,
             steps=self._names,
             force=self._force,
             lease_s=self._lease_s,
         )
         beat = Heartbeat(
-            self._store, self._run_id, epoch=self._journal.epoch, owner=self._owner, interval_s=self._heartbeat_s
+            self._store, self._run, epoch=self._journal.epoch, owner=self._owner, interval_s=self._heartbeat_s
         )
         with beat:
             try:
-                self._replay(self._journal.state, definition.get("seed", []))
+                self._replay(self._journal.state, self._definition.get("seed", []))
                 self._drive(cancelled=self._journal.state.cancel_requested)
             finally:
                 self._flight.stop_all()
-        return read_run(self._store, self._run_id, progress=self._reports)
+        return read_run(self._store, self._run.run_id, progress=self._reports)
 
     def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
         # All of them in one entry, so that either it was written or nothing but claims was.
         if not any(step.attempts or step.committed or step.continued for step in folded.steps.values()):
-            self._events.extend(event_from_json(event, f"{self._folder}/definition.json") for event in seed)
+            self._events.extend(event_from_json(event, definition_key(self._run.run_id)) for event in seed)
         if self._reset:
             self._events.append(StepsReset(steps=self._reset))
         self._flush()
@@ -219,7 +219,7 @@ class Driver:
         call = Call(
             call=step.call,
             store=self._store,
-            run_id=self._run_id,
+            run=self._run,
             step=step.name,
             attempt=attempt,
             epoch=self._journal.epoch,
@@ -261,7 +261,7 @@ class Driver:
             if ended.cache_key is not None:
                 # Before the commit: should this driver die in between, the next one finds the result here.
                 value = outcome.value.load(self._store, step.name)
-                keep_result(self._store, ended.cache_key, EarlierResult(run_id=self._run_id, value=value))
+                keep_result(self._store, ended.cache_key, EarlierResult(run_id=self._run.run_id, value=value))
             self._commit(step, ended.attempt, outcome.value, held=outcome.held)
         elif isinstance(outcome, Continued) and ended.dropped:
             stopped = ended.stopped or VerlWorkflowError(ErrorCode.CANCELLED, "nobody wants it any more")
@@ -372,7 +372,7 @@ class Driver:
         self._values.record(event)
 
     def _value_key(self, step: Step, attempt: int) -> str:
-        return f"{self._folder}/values/{path_part(step.name)}-{self._journal.epoch}-{attempt}"
+        return f"{self._run.folder}/values/{path_part(step.name)}-{self._journal.epoch}-{attempt}"
 
     def _sources(self, step: Step) -> dict[str, str]:
         return {name: self._schedule.source(name) for name in step.after}

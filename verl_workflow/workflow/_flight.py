@@ -13,6 +13,7 @@ from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
 from verl_workflow.workflow._launch import Launcher
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._plan import Step
 from verl_workflow.workflow._watch import Deadlines
 
@@ -41,9 +42,9 @@ class Flying:
 class Flight:
     """Starts attempts, and stops them, when their time is over too; hands out what came of them."""
 
-    def __init__(self, launcher: Launcher, store: Store, run_id: str) -> None:
+    def __init__(self, launcher: Launcher, store: Store, run: RunKey) -> None:
         self._launcher = launcher
-        self._deadlines = Deadlines(store, run_id)
+        self._deadlines = Deadlines(store, run)
         self._flying: dict[Future[Outcome], Flying] = {}
         self._landed: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
 

@@ -9,16 +9,17 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.storage import Store
+from verl_workflow.workflow._definition import read_definition
 from verl_workflow.workflow._fold import Folded
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._guard import dependents
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._metadata import graphs_of
-from verl_workflow.workflow._names import path_part, run_folder
+from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._node import save_graph
 from verl_workflow.workflow._records import Event, StepContinued, StepSucceeded
 from verl_workflow.workflow._references import moved
-from verl_workflow.workflow._state import RunState, read_definition, read_graph
+from verl_workflow.workflow._state import RunState, read_graph
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def taken_steps(state: RunState, from_step: str, store: Store) -> set[str]:
         raise ValueError(f"No such task_id '{from_step}' in workflow '{state.run_id}'")
     continued = {
         name: step.continued.steps
-        for name, step in Journal(store, state.run_id).read().steps.items()
+        for name, step in Journal(store, state.key).read().steps.items()
         if step.continued is not None
     }
     dropped: set[str] = set()
@@ -82,41 +83,41 @@ def check_fork(store: Store, state: RunState, from_step: str, new_id: str) -> No
     )
 
 
-def copy_workflow(store: Store, state: RunState, from_step: str, new_id: str) -> Fork:
+def copy_workflow(store: Store, state: RunState, from_step: str, new: RunKey) -> Fork:
     """Copy what a fork takes over into its own folder: the graphs, the values of finished steps, and their objects.
 
     Nothing of it counts before the fork is recorded. Raises as `taken_steps`, and VerlWorkflowError(JOURNAL_DAMAGED)
     when a file is not what was recorded.
     """
     taken = taken_steps(state, from_step, store)
-    folded = Journal(store, state.run_id).read()
+    folded = Journal(store, state.key).read()
     workflow = dict(state.definition["workflow"])
-    graph_key, sha256 = _copied_graph(store, workflow["graph"], workflow["sha256"], new_id)
+    graph_key, sha256 = _copied_graph(store, workflow["graph"], workflow["sha256"], new)
     workflow |= {"graph": graph_key, "sha256": sha256, "forked_from": {"workflow_id": state.run_id, "step": from_step}}
-    events = [event for name in folded.steps if name in taken for event in _taken(store, folded, state, name, new_id)]
+    events = [event for name in folded.steps if name in taken for event in _taken(store, folded, state, name, new)]
     return Fork(
         definition={**state.definition, "workflow": workflow},
         seed=[{"kind": event.KIND, **vars(event)} for event in events],
     )
 
 
-def _taken(store: Store, folded: Folded, state: RunState, name: str, new_id: str) -> list[Event]:
+def _taken(store: Store, folded: Folded, state: RunState, name: str, new: RunKey) -> list[Event]:
     step = folded.steps[name]
     events: list[Event] = []
     if step.continued is not None:
-        graph_key, sha256 = _copied_graph(store, step.continued.graph_key, step.continued.sha256, new_id)
+        graph_key, sha256 = _copied_graph(store, step.continued.graph_key, step.continued.sha256, new)
         events.append(
             StepContinued(step=name, attempt=0, graph_key=graph_key, sha256=sha256, steps=step.continued.steps)
         )
     if step.committed is not None and step.committed.value_kept:
-        events.append(_copied_value(store, step.committed, state.run_id, new_id))
+        events.append(_copied_value(store, step.committed, state.run_id, new))
     return events
 
 
-def _copied_value(store: Store, committed: StepSucceeded, run_id: str, new_id: str) -> StepSucceeded:
+def _copied_value(store: Store, committed: StepSucceeded, run_id: str, new: RunKey) -> StepSucceeded:
     value = committed.value
     assert value is not None
-    folder = run_folder(new_id)
+    folder = new.folder
     data = moved(value.read(store, committed.step), store, f"{folder}/objects")
     sha256 = hashlib.sha256(data).hexdigest()
     inline, key = committed.inline, committed.value_key
@@ -129,9 +130,9 @@ def _copied_value(store: Store, committed: StepSucceeded, run_id: str, new_id: s
     return dataclasses.replace(committed, attempt=0, sha256=sha256, inline=inline, value_key=key, reused_from=run_id)
 
 
-def _copied_graph(store: Store, key: str, sha256: str, new_id: str) -> tuple[str, str]:
+def _copied_graph(store: Store, key: str, sha256: str, new: RunKey) -> tuple[str, str]:
     graph = read_graph(store, key, sha256)
-    folder = f"{run_folder(new_id)}/objects"
+    folder = f"{new.folder}/objects"
     nodes = [
         dataclasses.replace(
             node,
@@ -140,5 +141,5 @@ def _copied_graph(store: Store, key: str, sha256: str, new_id: str) -> tuple[str
         )
         for node in graph.nodes
     ]
-    saved = save_graph(Graph(nodes=tuple(nodes), path=graph.path), store, new_id)
+    saved = save_graph(Graph(nodes=tuple(nodes), path=graph.path), store, new.folder)
     return saved.graph_key, saved.sha256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -11,13 +12,14 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._definition import key_of, read_definition
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Folded
 from verl_workflow.workflow._journal import STALE_AFTER_S, Journal
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey, is_incarnation, run_folder
 from verl_workflow.workflow._progress import progress_key, read_progress
 from verl_workflow.workflow._references import object_keys
 from verl_workflow.workflow._snapshot import read_snapshot
-from verl_workflow.workflow._state import list_runs, read_definition
+from verl_workflow.workflow._state import list_runs
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class Collected:
 
     Attributes:
         runs: how many were looked at. entries: of journals. bytes: of all that was removed.
+        remains: files of deleted runs whose deletion was interrupted.
         damaged: ids of runs that were left alone, for their records cannot be read.
     """
 
@@ -38,6 +41,7 @@ class Collected:
     graphs: int = 0
     objects: int = 0
     progress: int = 0
+    remains: int = 0
     bytes: int = 0
     damaged: list[str] = field(default_factory=list)
 
@@ -52,6 +56,7 @@ class Collected:
 def collect_all(store: Store, *, stale_after_s: float = STALE_AFTER_S) -> Collected:
     """`collect` each run of a storage; one whose record is damaged keeps no other."""
     total = Collected()
+    _sweep_remains(total, store, stale_after_s)
     for run_id in [state.run_id for state in list_runs(store)]:
         try:
             total.add(collect(store, run_id, stale_after_s=stale_after_s))
@@ -75,14 +80,19 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; nothing was removed.
     """
-    definition = read_definition(store, run_id)["definition"]
-    folder = run_folder(run_id)
+    stored = read_definition(store, run_id)
+    key, definition = key_of(stored), stored["definition"]
+    folder = key.folder
     # Before the state is read: what somebody who resumes the run writes from now on is not among them.
     parts = ("journal", "snapshots", "values", "graphs", "objects", "progress")
     found = {part: store.list(f"{folder}/{part}") for part in parts}
-    journal = Journal(store, run_id)
+    journal = Journal(store, key)
     state = journal.read()
     swept = _Sweep(store)
+    swept.remove(
+        "remains",
+        (other for other in store.list(run_folder(run_id)) if _incarnation(other) not in {None, key.incarnation}),
+    )
     stale = state.ended_at is not None and time.time() - state.ended_at >= stale_after_s
     if state.status in TERMINAL_STATES and stale:
         journal.snapshot(renew=True)
@@ -92,7 +102,7 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
             raise damaged(f"{folder}/snapshots/{number:012}.json", "the snapshot just written cannot be read")
         # The last entry stays: without any, a lost snapshot would make the run look like a new one.
         swept.remove("entries", (key for key in found["journal"] if _number(key) < number - 1))
-        _sweep_files(swept, store, run_id, definition, state, found)
+        _sweep_files(swept, store, key, definition, state, found)
     else:
         kept = read_snapshot(store, f"{folder}/snapshots")
         number = kept.next if kept is not None else 0
@@ -119,7 +129,7 @@ class _Sweep:
 
 
 def _sweep_files(
-    swept: _Sweep, store: Store, run_id: str, definition: dict[str, Any], state: Folded, found: dict[str, list[str]]
+    swept: _Sweep, store: Store, run: RunKey, definition: dict[str, Any], state: Folded, found: dict[str, list[str]]
 ) -> None:
     committed = [step.committed for step in state.steps.values() if step.committed is not None]
     values = {each.value_key for each in committed if each.value_key is not None}
@@ -137,16 +147,37 @@ def _sweep_files(
             inline = [value.inline for each in committed if (value := each.value) is not None and value.inline]
             named = object_keys([*inline, *_contents(store.get, [*values, *graphs])], store)
             swept.remove("objects", (key for key in found["objects"] if key not in named))
-    shown = {progress_key(run_id, name): (name, step) for name, step in state.steps.items()}
-    swept.remove("progress", (key for key in found["progress"] if not _is_shown(store, run_id, shown.get(key))))
+    shown = {progress_key(run, name): (name, step) for name, step in state.steps.items()}
+    swept.remove("progress", (key for key in found["progress"] if not _is_shown(store, run, shown.get(key))))
 
 
-def _is_shown(store: Store, run_id: str, step: tuple[str, Any] | None) -> bool:
+def _sweep_remains(total: Collected, store: Store, stale_after_s: float) -> None:
+    """Remove what an interrupted deletion has left of runs that no definition names."""
+    for folder in store.folders("runs"):
+        if folder.startswith(".") or store.get(f"runs/{folder}/definition.json") is not None:
+            continue
+        keys = [key for key in store.list(f"runs/{folder}") if _incarnation(key) is not None]
+        # A run that is being made writes what it consists of before its definition.
+        newest = max((store.modified(key) or 0.0 for key in keys), default=0.0)
+        if time.time() - newest >= stale_after_s:
+            swept = _Sweep(store)
+            swept.remove("remains", keys)
+            store.delete_all([], f"runs/{folder}")
+            total.add(dataclasses.replace(swept.done, runs=0))
+
+
+def _incarnation(key: str) -> str | None:
+    """Of the run that a file belongs to; None for what belongs to none or to all of that id."""
+    parts = key.split("/")
+    return parts[2] if len(parts) > 3 and is_incarnation(parts[2]) else None
+
+
+def _is_shown(store: Store, run: RunKey, step: tuple[str, Any] | None) -> bool:
     """Whether the state of the run shows what was reported: it is of the step's last attempt."""
     if step is None:
         return False
     name, folded = step
-    report = read_progress(store, run_id, name)
+    report = read_progress(store, run, name)
     return report is not None and bool(folded.attempts) and folded.attempts[-1].number == report.attempt
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import is_number, parse_json
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._owner import is_dead
 
 # A driver is given up when its heartbeat was seen unchanged for this long.
@@ -22,13 +22,13 @@ INTERVAL_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def heartbeat_key(run_id: str) -> str:
-    return f"{run_folder(run_id)}/heartbeat.json"
+def heartbeat_key(run: RunKey) -> str:
+    return f"{run.folder}/heartbeat.json"
 
 
-def read_heartbeat(store: Store, run_id: str) -> dict[str, Any] | None:
+def read_heartbeat(store: Store, run: RunKey) -> dict[str, Any] | None:
     """The last heartbeat, or None when there is none that can be read: it is a hint, never the truth."""
-    data = store.get(heartbeat_key(run_id))
+    data = store.get(heartbeat_key(run))
     try:
         found = parse_json(data) if data is not None else None
     except ValueError:
@@ -45,10 +45,10 @@ class Heartbeat:
     """
 
     def __init__(
-        self, store: Store, run_id: str, *, epoch: int, owner: Mapping[str, Any], interval_s: float = INTERVAL_S
+        self, store: Store, run: RunKey, *, epoch: int, owner: Mapping[str, Any], interval_s: float = INTERVAL_S
     ) -> None:
         self._store = store
-        self._run_id = run_id
+        self._run = run
         self._facts = {"epoch": epoch, "owner": dict(owner)}
         self._interval = interval_s
         self._count = 0
@@ -73,14 +73,14 @@ class Heartbeat:
 
     def _write(self, *, released: bool) -> None:
         try:
-            found = read_heartbeat(self._store, self._run_id) or {}
+            found = read_heartbeat(self._store, self._run) or {}
             if found.get("epoch", 0) > self._facts["epoch"]:
                 return
             self._count += 1
             facts = {**self._facts, "time": time.time(), "n": self._count, "released": released}
-            self._store.put(heartbeat_key(self._run_id), json.dumps(facts).encode())
+            self._store.put(heartbeat_key(self._run), json.dumps(facts).encode())
         except VerlWorkflowError as error:
-            _log.warning("heartbeat of run %s not written: %s", self._run_id, error)
+            _log.warning("heartbeat of run %s not written: %s", self._run.run_id, error)
 
 
 class _Pulse:
@@ -134,14 +134,14 @@ def known_gone(heartbeat: Mapping[str, Any] | None, owner: Mapping[str, Any], ep
     return is_dead(owner) or bool(current and heartbeat is not None and heartbeat.get("released"))
 
 
-def seen_unchanged(store: Store, run_id: str, lease_s: float) -> bool:
+def seen_unchanged(store: Store, run: RunKey, lease_s: float) -> bool:
     """Watch the heartbeat for `lease_s` on this process's own monotonic clock; False as soon as it changes."""
-    first = store.get(heartbeat_key(run_id))
+    first = store.get(heartbeat_key(run))
     deadline = time.monotonic() + lease_s
     while True:
         over = time.monotonic() >= deadline
         # Looked at once more after the time is over: this process may have been paused itself.
-        if store.get(heartbeat_key(run_id)) != first:
+        if store.get(heartbeat_key(run)) != first:
             return False
         if over:
             return True

@@ -19,13 +19,15 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Caller
+from verl_workflow.workflow._definition import create_run, read_definition, run_key
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import this_process
-from verl_workflow.workflow._state import create_run, list_runs, read_definition, read_graph, read_run
+from verl_workflow.workflow._state import list_runs, read_graph, read_run
 from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn
 
 _AGAIN_S = 1.0
@@ -36,10 +38,14 @@ _log = logging.getLogger(__name__)
 class _Order:
     """A workflow to be driven. Attributes: see `WorkflowHost.begin` and `Driver`."""
 
-    run_id: str
+    run: RunKey
     caller: Caller
     reset: tuple[str, ...] = ()
     resumed: bool = False
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
 
 
 class WorkflowHost:
@@ -79,14 +85,18 @@ class WorkflowHost:
         return self._token
 
     async def begin(
-        self, run_id: str, definition: dict[str, Any], call: str, caller: Caller, seed: Sequence[dict[str, Any]] = ()
+        self,
+        run: RunKey,
+        definition: dict[str, Any],
+        caller: Caller,
+        seed: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Record a new workflow and drive it, now or when its turn has come.
 
         Both are done here, lest one be recorded that nobody drives when the caller dies in between.
 
         Args:
-            call: the same when Ray makes this call again, as this process had died.
+            run: the same when Ray makes this call again, as this process had died.
             caller: its job; steps of one job share no worker with another one's, whose modules may be older.
             seed: events to begin with.
 
@@ -95,24 +105,31 @@ class WorkflowHost:
         """
         await self._recovered
         if not self._has_room():
-            if await asyncio.to_thread(self._has_begun, run_id, call):
+            if await asyncio.to_thread(self._has_begun, run):
                 return
             raise queue.Full("Workflow queue has been full")
         self._beginning += 1
         try:
-            more = {"host": self._token, "call": call, "seed": list(seed)}
-            await asyncio.to_thread(create_run, self._store, run_id, definition, **more)
+            await asyncio.to_thread(
+                create_run,
+                self._store,
+                run.run_id,
+                definition,
+                incarnation=run.incarnation,
+                host=self._token,
+                seed=list(seed),
+            )
         except UserError as error:
             if error.code is not ErrorCode.RUN_EXISTS:
                 raise
-            if not await asyncio.to_thread(self._has_begun, run_id, call):
-                raise RuntimeError(f"Workflow '{run_id}' is already running or pending.") from error
-            if run_id in self._driven or await asyncio.to_thread(self._has_ended, run_id):
+            if not await asyncio.to_thread(self._has_begun, run):
+                raise RuntimeError(f"Workflow '{run.run_id}' is already running or pending.") from error
+            if run.run_id in self._driven or await asyncio.to_thread(self._has_ended, run.run_id):
                 return
             # Recorded by this very call, whose answer was lost, or by it in a process before this one.
         finally:
             self._beginning -= 1
-        self._submit(_Order(run_id=run_id, caller=caller), recorded=True)
+        self._submit(_Order(run=run, caller=caller), recorded=True)
 
     async def submit(self, run_id: str, caller: Caller, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -125,7 +142,8 @@ class WorkflowHost:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
-        self._submit(_Order(run_id=run_id, caller=caller, reset=tuple(reset), resumed=True))
+        run = await asyncio.to_thread(run_key, self._store, run_id)
+        self._submit(_Order(run=run, caller=caller, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -146,19 +164,18 @@ class WorkflowHost:
         for place, order in enumerate(self._waiting):
             if order.run_id == run_id:
                 del self._waiting[place]
-                clear_turn(self._store, run_id)
+                clear_turn(self._store, order.run)
                 future = self._driven.pop(run_id)
                 future.set_result(None)
                 return True
         return False
 
-    def _has_begun(self, run_id: str, call: str) -> bool:
+    def _has_begun(self, run: RunKey) -> bool:
         """Whether the process before this one has recorded the workflow, which then was taken up already."""
         try:
-            stored = read_definition(self._store, run_id)
+            return run_key(self._store, run.run_id) == run
         except UserError:
             return False
-        return (stored.get("call"), stored.get("host")) == (call, self._token)
 
     def _has_room(self) -> bool:
         running, pending = self._limits
@@ -176,7 +193,7 @@ class WorkflowHost:
             if 0 <= pending <= len(self._waiting) and not recorded:
                 raise queue.Full("Workflow queue has been full")
             if order.resumed:
-                record_turn(self._store, order.run_id, Turn(host=self._token, reset=order.reset))
+                record_turn(self._store, order.run, Turn(host=self._token, reset=order.reset))
             self._waiting.append(order)
             self._driven[order.run_id] = asyncio.get_running_loop().create_future()
             return
@@ -190,7 +207,7 @@ class WorkflowHost:
             stopped: BaseException | None = None
             try:
                 if order.resumed:
-                    clear_turn(self._store, order.run_id)
+                    clear_turn(self._store, order.run)
                 self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
@@ -217,7 +234,7 @@ class WorkflowHost:
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
             order = self._waiting.popleft()
-            if order.resumed and read_turn(self._store, order.run_id) is None:
+            if order.resumed and read_turn(self._store, order.run) is None:
                 # Somebody without a way to this cluster has withdrawn it.
                 self._driven.pop(order.run_id).set_result(None)
             else:
@@ -250,10 +267,10 @@ class WorkflowHost:
             waiting = state.status is RunStatus.PENDING and state.host == self._token
             mine = state.owner is not None and state.owner.get("driver") == self._token
             if waiting or (mine and state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE}):
-                turn = read_turn(self._store, state.run_id)
+                turn = read_turn(self._store, state.key)
                 # Its job may be over: whatever its workers have loaded is not trusted.
                 order = _Order(
-                    run_id=state.run_id,
+                    run=state.key,
                     caller=Caller(job=self._token),
                     reset=turn.reset if turn is not None else (),
                     resumed=turn is not None,

@@ -6,11 +6,13 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 
-from verl_workflow.errors import ErrorCode, FencedError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, FencedError, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
+from verl_workflow.workflow._clock import clock
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._fold import Folded
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._records import CancelRequested, Claimed, Entry, Event
 from verl_workflow.workflow._snapshot import Snapshot, read_snapshot, write_snapshot
 
@@ -22,6 +24,8 @@ _CONFLICT_PAUSE_S = 0.2
 # steps get one less often: each entry then costs the writing of about fifty steps' states.
 _SNAPSHOT_EVERY = 100
 _STEPS_AN_ENTRY = 50
+# Whoever deletes a run has seen its driver silent for longer, and the driver may wake after that.
+_LOOK_AGAIN_S = 5.0
 # `gc` leaves the entries of a run alone that somebody has written to so lately.
 STALE_AFTER_S = 3600.0
 
@@ -38,14 +42,14 @@ class Journal:
     Not safe for use by several threads.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, key: RunKey) -> None:
         self._store = store
-        self._run_id = run_id
-        self._folder = run_folder(run_id)
+        self._run = key
+        self._folder = key.folder
         self._broken = False
         self._time = 0.0
         self._snapshot_at = 0
-        self._looked_at = time.monotonic()
+        self._looked_at = self._there_at = clock()
         self.state = Folded()
         self.length = 0
         self.epoch = 0
@@ -83,11 +87,13 @@ class Journal:
         """As the owner, take in what others have appended.
 
         Raises:
-            FencedError: another driver has claimed the run.
+            FencedError: another driver has claimed the run, or it was deleted.
         """
+        if clock() - self._there_at > _LOOK_AGAIN_S:
+            self._check_there()
         while (entry := self._get(self.length)) is not None:
             self._absorb(entry)
-        self._looked_at = time.monotonic()
+        self._looked_at = clock()
 
     def claim(self, event: Claimed) -> bool:
         """Take the run under the next epoch; False when anything but a request to cancel came in between.
@@ -111,7 +117,7 @@ class Journal:
         """As the owner, write the next entry: all of the events, or none.
 
         Raises:
-            FencedError: another driver has claimed the run; nothing was written.
+            FencedError: another driver has claimed the run, or it was deleted; nothing of it counts.
             VerlWorkflowError(STORAGE): it is not known whether the entry was written, so that this writer refuses
                 to write any more.
         """
@@ -119,7 +125,10 @@ class Journal:
         assert not self._broken, "an earlier append is in doubt"
         while (found := self._create(events, self.epoch)) is not None:
             self._absorb(found)
-        if time.monotonic() - self._looked_at > STALE_AFTER_S / 2:
+        away = clock() - self._looked_at
+        if away > _LOOK_AGAIN_S:
+            self._check_there()
+        if away > STALE_AFTER_S / 2:
             # After so long a sleep the run may have been ended, and what lay at this number been cleared away.
             self._check_ownership()
         if self.length - self._snapshot_at >= max(_SNAPSHOT_EVERY, len(self.state.steps) // _STEPS_AN_ENTRY):
@@ -162,20 +171,35 @@ class Journal:
         """Raise FencedError when the entry just written lies where another one had been cleared away."""
         if self._newest_snapshot() > self.length:
             self._store.delete(self._key(self.length - 1))
-            other = Journal(self._store, self._run_id).read()
-            raise _fenced(other.epoch, self.state.epoch, self._run_id)
+            other = Journal(self._store, self._run).read()
+            raise _fenced(other.epoch, self.state.epoch, self._run.run_id)
+
+    def _check_there(self) -> None:
+        """Raise FencedError when this is not the run of its id any more."""
+        try:
+            there = run_key(self._store, self._run.run_id) == self._run
+        except UserError:
+            there = False
+        if not there:
+            raise FencedError(
+                ErrorCode.FENCED,
+                "the run was deleted",
+                where=self._run.run_id,
+                remedy="Start it anew if it was not meant to be. Nothing of what this driver still did counts.",
+            )
+        self._there_at = clock()
 
     def _check_ownership(self) -> None:
         self._check_number()
-        other = Journal(self._store, self._run_id)
+        other = Journal(self._store, self._run)
         other.read()
-        self._looked_at = time.monotonic()
+        self._looked_at = clock()
         if other.state.epoch > self.epoch:
-            raise _fenced(other.state.epoch, self.epoch, self._run_id)
+            raise _fenced(other.state.epoch, self.epoch, self._run.run_id)
 
     def _absorb(self, entry: Entry) -> None:
         if entry.epoch > self.epoch:
-            raise _fenced(entry.epoch, self.epoch, self._run_id)
+            raise _fenced(entry.epoch, self.epoch, self._run.run_id)
         if any(not isinstance(event, CancelRequested) for event in entry.events):
             raise damaged(self._key(entry.seq), f"two drivers have written under epoch {entry.epoch}")
         self.cancel_requested = True

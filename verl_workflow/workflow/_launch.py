@@ -42,7 +42,7 @@ class InlineLauncher:
         if step.hosted:
             return self._loop.start(call, held)
         future: Future[Outcome] = Future()
-        name = f"{call.run_id}:{call.step}:{call.attempt}"
+        name = f"{call.run.run_id}:{call.step}:{call.attempt}"
         threading.Thread(
             target=lambda: _resolve(future, _with_held(execute(call, *held), call.kept)), name=name, daemon=True
         ).start()
@@ -83,7 +83,7 @@ class RayLauncher:
         try:
             options = {
                 **step.options,
-                "name": f"{call.run_id}:{call.step}:{call.attempt}",
+                "name": f"{call.run.run_id}:{call.step}:{call.attempt}",
                 "num_cpus": step.num_cpus,
                 "num_gpus": step.num_gpus,
                 "max_retries": 0,

@@ -28,7 +28,7 @@ def graphs_of(state: RunState, store: Store) -> list[tuple[str, str, list[str]]]
         return []
     first = read_graph(store, workflow["graph"], workflow["sha256"])
     found = [(workflow["graph"], workflow["sha256"], Names().give(node.name for node in first.nodes))]
-    folded = Journal(store, state.run_id).read()
+    folded = Journal(store, state.key).read()
     for step in folded.steps.values():
         if step.continued is not None:
             found.append((step.continued.graph_key, step.continued.sha256, step.continued.steps))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import secrets
 import string
+from dataclasses import dataclass
 
 from verl_workflow.errors import ErrorCode, UserError
 
@@ -60,5 +62,35 @@ def is_name(text: object) -> bool:
 
 
 def run_folder(run_id: str) -> str:
-    """Where a run lies in its storage."""
+    """Where the runs of an id lie in their storage: the one that its definition names, and remains of deleted ones."""
     return f"runs/{path_part(run_id)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKey:
+    """One run for good, whereas its id may be given again once it is deleted.
+
+    All that a run writes lies in a folder of its own. So nothing of a deleted one, be it a file that is left or a
+    driver that has slept through it all, can get among the files of the next.
+
+    Attributes:
+        incarnation: 16 hexadecimal digits, of this run alone.
+    """
+
+    run_id: str
+    incarnation: str
+
+    @classmethod
+    def new(cls, run_id: str) -> RunKey:
+        """A key that no run has."""
+        return cls(run_id=run_id, incarnation=secrets.token_hex(8))
+
+    @property
+    def folder(self) -> str:
+        """Where its records lie in the storage."""
+        return f"{run_folder(self.run_id)}/{self.incarnation}"
+
+
+def is_incarnation(text: object) -> bool:
+    """Whether this can be a `RunKey.incarnation`."""
+    return isinstance(text, str) and re.fullmatch("[0-9a-f]{16}", text) is not None

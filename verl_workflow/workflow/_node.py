@@ -15,7 +15,6 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Continued
 from verl_workflow.workflow._functions import loaded
 from verl_workflow.workflow._graph import Direct, Graph, Node, graph_of
-from verl_workflow.workflow._names import run_folder
 from verl_workflow.workflow._pickling import loads
 from verl_workflow.workflow._plan import RetryPolicy, Step, StepContext
 from verl_workflow.workflow._values import Codec
@@ -105,7 +104,7 @@ class NodeCall:
 
         if not is_node(result):
             return (result, None) if self.node.options.catch_exceptions else result
-        folder = run_folder(context.run_id)
+        folder = context.run.folder
         graph = graph_of(
             result,
             DagView(),
@@ -115,14 +114,14 @@ class NodeCall:
             defaults=self.node.options,
             path=self.path,
         )
-        return save_graph(graph, self.store, context.run_id)
+        return save_graph(graph, self.store, folder)
 
 
-def save_graph(graph: Graph, store: Store, run_id: str) -> Continued:
-    """Write a graph down where a run's graphs lie; the same one is written once."""
+def save_graph(graph: Graph, store: Store, folder: str) -> Continued:
+    """Write a graph down in the folder of a run; the same one is written once."""
     data = graph.to_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
-    key = f"{run_folder(run_id)}/graphs/{sha256}.pkl"
+    key = f"{folder}/graphs/{sha256}.pkl"
     store.create(key, data)
     return Continued(graph_key=key, sha256=sha256, names=tuple(node.name for node in graph.nodes))
 

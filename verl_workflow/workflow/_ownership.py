@@ -8,15 +8,16 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._fold import FINAL_STATES, Folded, RunStatus
-from verl_workflow.workflow._heartbeat import known_gone, read_heartbeat, seen_unchanged
+from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat, seen_unchanged
 from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._records import Claimed
 
 
 def take_over(
     journal: Journal,
     store: Store,
-    run_id: str,
+    run: RunKey,
     *,
     owner: Mapping[str, Any],
     steps: Sequence[str],
@@ -30,16 +31,17 @@ def take_over(
     """
     before = journal.read()
     while True:
-        _refuse_ended(before, run_id)
+        _refuse_ended(before, run.run_id)
         epoch = before.epoch
-        if before.owner is not None and before.status is RunStatus.RUNNING and not force:
-            _await_gone(store, run_id, before, before.owner, lease_s)
+        last = before.owner if before.status is RunStatus.RUNNING and not force else None
+        if last is not None and not is_gone(store, run, last, epoch, lease_s):
+            raise _owned(run.run_id, last)
         if journal.claim(Claimed(owner=dict(owner), steps=list(steps))):
             return
         now = journal.read()
-        _refuse_ended(now, run_id)
+        _refuse_ended(now, run.run_id)
         if now.epoch != epoch or not force:
-            raise _owned(run_id, now.owner or {})
+            raise _owned(run.run_id, now.owner or {})
         before = now
 
 
@@ -53,11 +55,12 @@ def _refuse_ended(state: Folded, run_id: str) -> None:
         )
 
 
-def _await_gone(store: Store, run_id: str, state: Folded, owner: Mapping[str, Any], lease_s: float) -> None:
-    if known_gone(read_heartbeat(store, run_id), owner, state.epoch):
-        return
-    if not seen_unchanged(store, run_id, lease_s):
-        raise _owned(run_id, owner)
+def is_gone(store: Store, run: RunKey, owner: Mapping[str, Any], epoch: int, lease_s: float = LEASE_S) -> bool:
+    """Whether the driver of `epoch` is gone; unless it said so, or has died on this machine, this takes `lease_s`.
+
+    What clocks say is not asked: its heartbeat is watched.
+    """
+    return known_gone(read_heartbeat(store, run), owner, epoch) or seen_unchanged(store, run, lease_s)
 
 
 def _owned(run_id: str, owner: Mapping[str, Any]) -> UserError:

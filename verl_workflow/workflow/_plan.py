@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._values import Codec
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -77,6 +78,7 @@ class StepContext:
     """One attempt at one step, as the step's function sees it.
 
     Attributes:
+        run: its id, and what tells it from a run that had this id before and was deleted.
         attempt: 1, 2, ... over the whole run, takeovers included; never given twice.
         epoch: of the driver that started it: side effects outside the journal carry it, so that a late writer is told.
         inputs: values of the steps in `Step.after`, by name.
@@ -85,7 +87,7 @@ class StepContext:
         earlier: gives what an earlier attempt reported last, None when there is nothing.
     """
 
-    run_id: str
+    run: RunKey
     step: str
     attempt: int
     epoch: int
@@ -94,11 +96,18 @@ class StepContext:
     earlier: Callable[[], Mapping[str, Any] | None] = field(default=lambda: None, repr=False)
 
     @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.run.run_id
+
+    @property
     def idempotency_token(self) -> str:
         """The same for all attempts at this step of this run, and another one for any other step: 64 hexadecimal
         digits to hand to services that do a thing once for a token.
         """
-        return hashlib.sha256(f"{len(self.run_id)}:{self.run_id}:{self.step}".encode()).hexdigest()
+        return hashlib.sha256(
+            f"{self.run.incarnation}:{len(self.run_id)}:{self.run_id}:{self.step}".encode()
+        ).hexdigest()
 
     @property
     def last_heartbeat(self) -> Mapping[str, Any] | None:

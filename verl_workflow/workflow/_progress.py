@@ -8,7 +8,7 @@ from typing import Any
 
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import is_number, parse_json
-from verl_workflow.workflow._names import path_part, run_folder
+from verl_workflow.workflow._names import RunKey, path_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,13 @@ class Progress:
     facts: Mapping[str, Any]
 
 
-def progress_key(run_id: str, step: str) -> str:
-    return f"{run_folder(run_id)}/progress/{path_part(step)}.json"
+def progress_key(run: RunKey, step: str) -> str:
+    return f"{run.folder}/progress/{path_part(step)}.json"
 
 
-def read_progress(store: Store, run_id: str, step: str) -> Progress | None:
+def read_progress(store: Store, run: RunKey, step: str) -> Progress | None:
     """The last report on a step, of whatever attempt; None when there is none that can be read."""
-    data = store.get(progress_key(run_id, step))
+    data = store.get(progress_key(run, step))
     try:
         found = parse_json(data) if data is not None else None
     except ValueError:

@@ -11,7 +11,7 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
 
 # As `_pickling` names them; in a pickle the name stands as it is.
-_OBJECT_KEY = re.compile(rb"runs/[A-Za-z0-9._=-]+/objects/[0-9a-f]{64}\.pkl")
+_OBJECT_KEY = re.compile(rb"runs/[A-Za-z0-9._=-]+/[0-9a-f]{16}/objects/[0-9a-f]{64}\.pkl")
 _TEXTS = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"})
 
 

@@ -13,10 +13,10 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._events import EventListener
-from verl_workflow.workflow._names import check_name, path_part, run_folder
+from verl_workflow.workflow._names import RunKey, check_name, path_part
 from verl_workflow.workflow._node import current, current_store
-from verl_workflow.workflow._state import read_definition
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
@@ -58,12 +58,12 @@ def store_event(store: Store, workflow_id: str, event_key: str, payload: Any) ->
             value=payload,
             remedy="Send plain JSON: texts, finite numbers, true, false, null, and lists and objects of them.",
         ) from error
-    read_definition(store, workflow_id)
+    run = run_key(store, workflow_id)
     data = json.dumps({"event_key": event_key, "payload": sent}).encode()
     for _ in range(_TRIES):
-        if store.create(_key(workflow_id, event_key), data):
+        if store.create(_key(run, event_key), data):
             return True
-        found = read_event(store, workflow_id, event_key)
+        found = read_event(store, run, event_key)
         if found is None:
             continue
         # True and 1 are equal to Python alone.
@@ -79,17 +79,17 @@ def store_event(store: Store, workflow_id: str, event_key: str, payload: Any) ->
     raise VerlWorkflowError(
         ErrorCode.STORAGE,
         "the storage refuses an event and shows none",
-        where=_key(workflow_id, event_key),
+        where=_key(run, event_key),
         remedy="Check that the storage supports conditional writes.",
         retryable=True,
     )
 
 
-def read_event(store: Store, workflow_id: str, event_key: str) -> SentEvent | None:
+def read_event(store: Store, run: RunKey, event_key: str) -> SentEvent | None:
     """An event that was sent to a workflow; None: there is none. Raises VerlWorkflowError(JOURNAL_DAMAGED) if it is
     not as it was written.
     """
-    key = _key(workflow_id, event_key)
+    key = _key(run, event_key)
     data = store.get(key)
     if data is None:
         return None
@@ -117,7 +117,7 @@ class StorageListener(EventListener):
         while True:
             try:
                 # Apart from the loop, which all waiting steps share.
-                found = await asyncio.to_thread(read_event, store, context.run_id, key)
+                found = await asyncio.to_thread(read_event, store, context.run, key)
             except VerlWorkflowError as error:
                 if not error.retryable:
                     raise
@@ -134,5 +134,5 @@ class HTTPListener(StorageListener):
     """As `StorageListener`; its events may come in over HTTP too, see `serve_events`."""
 
 
-def _key(workflow_id: str, event_key: str) -> str:
-    return f"{run_folder(workflow_id)}/events/{path_part(event_key)}.json"
+def _key(run: RunKey, event_key: str) -> str:
+    return f"{run.folder}/events/{path_part(event_key)}.json"

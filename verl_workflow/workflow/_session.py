@@ -9,14 +9,15 @@ from typing import Any
 from verl_workflow.errors import ErrorCode
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Client, default_storage, python_path
+from verl_workflow.workflow._definition import run_exists, run_key
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowNotResumableError
 from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._graph import Names, graph_of
-from verl_workflow.workflow._names import check_name, run_folder
+from verl_workflow.workflow._names import RunKey, check_name
 from verl_workflow.workflow._node import current_store, in_step, save_graph
 from verl_workflow.workflow._options import check_user_metadata
 from verl_workflow.workflow._outputs import await_output, is_elsewhere
-from verl_workflow.workflow._state import RunState, read_run, run_exists
+from verl_workflow.workflow._state import RunState, read_run
 from verl_workflow.workflow._turn import clear_turn
 
 _PRESENT: Client | None = None
@@ -55,13 +56,13 @@ def begin_workflow(
     store = storage()
     if run_exists(store, workflow_id):
         return go_on(existing(workflow_id), "accept")
-    folder = run_folder(workflow_id)
+    key = RunKey.new(workflow_id)
     view = DagView(args, kwargs)
-    graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
-    saved = save_graph(graph, store, workflow_id)
+    graph = graph_of(dag, view, store, f"{key.folder}/objects", is_node=is_node, path=python_path())
+    saved = save_graph(graph, store, key.folder)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    ask("begin", workflow_id, {"workflow": record}, uuid.uuid4().hex, client().caller())
+    ask("begin", key, {"workflow": record}, client().caller())
     return workflow_id
 
 
@@ -73,8 +74,9 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
     fork_id = new_id() if fork_id is None else fork_id
     store = storage()
     check_fork(store, state, from_step, fork_id)
-    forked = copy_workflow(store, state, from_step, fork_id)
-    ask("begin", fork_id, forked.definition, uuid.uuid4().hex, client().caller(), forked.seed)
+    key = RunKey.new(fork_id)
+    forked = copy_workflow(store, state, from_step, key)
+    ask("begin", key, forked.definition, client().caller(), forked.seed)
     return fork_id
 
 
@@ -138,7 +140,7 @@ def withdraw(workflow_id: str) -> None:
 
     if ray.is_initialized():
         ask("withdraw", workflow_id)
-    clear_turn(storage(), workflow_id)
+    clear_turn(storage(), run_key(storage(), workflow_id))
 
 
 def deliver(workflow_id: str) -> Any:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import json
-import reprlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +12,17 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
+from verl_workflow.workflow._definition import key_of, parse_definition, read_definition
 from verl_workflow.workflow._fold import TERMINAL_STATES, Attempt, Folded, FoldedStep, RunStatus, StepStatus
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
 from verl_workflow.workflow._host_life import is_alive
 from verl_workflow.workflow._journal import Journal
-from verl_workflow.workflow._names import check_name, is_name, path_part, run_folder
+from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._progress import read_progress
-from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded, is_time
+from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded
 from verl_workflow.workflow._turn import waiting_turn
 
 _AT_A_TIME = 16
@@ -100,32 +97,13 @@ class RunState:
     cancel_requested: bool = False
     definition: Mapping[str, Any] = field(default_factory=dict)
     host: str | None = None
+    incarnation: str = ""
 
-
-def check_run_id(run_id: str) -> None:
-    """Raise UserError(RUN_ID_INVALID) unless this is 1 to 200 characters, and neither ``.`` nor ``..``."""
-    check_name(run_id, "id of a run", ErrorCode.RUN_ID_INVALID)
-
-
-def create_run(store: Store, run_id: str, definition: Mapping[str, Any], **more: Any) -> None:
-    """Record a new run; it is PENDING until a driver takes it.
-
-    Args:
-        definition: plain JSON, never changed afterwards. more: further parts of the record.
-
-    Raises:
-        UserError: RUN_ID_INVALID, or RUN_EXISTS. Nothing has been written.
-    """
-    check_run_id(run_id)
-    stored = {"format": 1, "run_id": run_id, "created_at": time.time(), "definition": definition, **more}
-    if not store.create(_definition_key(run_id), json.dumps(stored, allow_nan=False).encode()):
-        raise UserError(
-            ErrorCode.RUN_EXISTS,
-            "a run of this id exists already",
-            where=store.uri,
-            value=run_id,
-            remedy="Resume it, or choose another id.",
-        )
+    @property
+    def key(self) -> RunKey:
+        """Which run this is. Not for a damaged one, whose definition may be what is damaged."""
+        assert self.incarnation
+        return RunKey(run_id=self.run_id, incarnation=self.incarnation)
 
 
 def read_run(store: Store, run_id: str, *, progress: bool = True) -> RunState:
@@ -138,7 +116,7 @@ def read_run(store: Store, run_id: str, *, progress: bool = True) -> RunState:
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): names the file that is not as it was written.
     """
-    return _read(store, run_id, read_definition(store, run_id), with_progress=progress)
+    return _read(store, read_definition(store, run_id), with_progress=progress)
 
 
 def list_runs(store: Store) -> list[RunState]:
@@ -157,7 +135,7 @@ def list_runs(store: Store) -> list[RunState]:
 def _listed(store: Store, folder: str) -> RunState | None:
     run_id = folder
     try:
-        stored = _parse_definition(store, f"runs/{folder}/definition.json")
+        stored = parse_definition(store, f"runs/{folder}/definition.json")
         if stored is None:
             # A folder without a definition: files of a run that was never recorded.
             return None
@@ -165,7 +143,7 @@ def _listed(store: Store, folder: str) -> RunState | None:
         if path_part(run_id) != folder:
             # Copied there by hand: nothing would find it by its id.
             return None
-        return _read(store, run_id, stored, with_progress=False)
+        return _read(store, stored, with_progress=False)
     except VerlWorkflowError as error:
         if error.code is not ErrorCode.JOURNAL_DAMAGED:
             raise
@@ -183,7 +161,7 @@ def request_cancel(store: Store, run_id: str) -> RunState:
     if state.status is RunStatus.CANCELLED:
         return state
     _refuse_ended(state.status, run_id)
-    journal = Journal(store, run_id)
+    journal = Journal(store, state.key)
     journal.read()
     journal.request(CancelRequested(by=this_process()))
     # The request may have been numbered behind the run's end.
@@ -214,71 +192,31 @@ def read_graph(store: Store, key: str, sha256: str) -> Graph:
     return Graph.from_bytes(data, key)
 
 
-def run_exists(store: Store, run_id: str) -> bool:
-    """Whether a run of this id was created, damaged or not."""
-    return store.get(_definition_key(run_id)) is not None
-
-
-def read_definition(store: Store, run_id: str) -> dict[str, Any]:
-    """What `create_run` stored: ``definition``, ``created_at`` and more. Raises like `read_run`."""
-    check_run_id(run_id)
-    stored = _parse_definition(store, _definition_key(run_id))
-    if stored is None:
-        close = difflib.get_close_matches(run_id, store.folders("runs"), n=1)
-        raise UserError(
-            ErrorCode.RUN_UNKNOWN,
-            "there is no run of this id",
-            where=store.uri,
-            value=run_id,
-            remedy=f"Did you mean {close[0]}?" if close else "List the runs with: list.",
-        )
-    return stored
-
-
-def _parse_definition(store: Store, key: str) -> dict[str, Any] | None:
-    data = store.get(key)
-    if data is None:
-        return None
-    try:
-        stored = parse_json(data)
-    except ValueError as error:
-        raise damaged(key, f"it is not JSON ({error})") from error
-    if not isinstance(stored, dict) or not isinstance(stored.get("definition"), dict):
-        raise damaged(key, "it does not hold a definition")
-    if not is_name(stored.get("run_id")):
-        raise damaged(key, f"its run_id is {reprlib.repr(stored.get('run_id'))}, not an id")
-    if not is_time(stored.get("created_at")):
-        raise damaged(key, f"its created_at is {reprlib.repr(stored.get('created_at'))}, not seconds since 1970")
-    return stored
-
-
-def _definition_key(run_id: str) -> str:
-    return f"{run_folder(run_id)}/definition.json"
-
-
-def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress: bool) -> RunState:
-    journal = Journal(store, run_id)
+def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> RunState:
+    key = key_of(stored)
+    journal = Journal(store, key)
     folded = journal.read()
     created_at = float(stored["created_at"])
-    status, age = _liveness(store, run_id, folded, stored)
+    status, age = _liveness(store, key, folded, stored)
     known = -1
     while status is RunStatus.RESUMABLE and known < journal.length:
         # Its driver may have ended it, and be gone for that reason, after the journal was read.
         known = journal.length
         folded = journal.read()
-        status, age = _liveness(store, run_id, folded, stored)
+        status, age = _liveness(store, key, folded, stored)
     host = stored.get("host")
-    if status in {RunStatus.RESUMABLE, RunStatus.FAILED} and (turn := waiting_turn(store, run_id)) is not None:
+    if status in {RunStatus.RESUMABLE, RunStatus.FAILED} and (turn := waiting_turn(store, key)) is not None:
         status, host = RunStatus.PENDING, turn.host
     return RunState(
-        run_id=run_id,
+        run_id=key.run_id,
+        incarnation=key.incarnation,
         status=status,
         epoch=folded.epoch,
         owner=folded.owner,
         created_at=created_at,
         updated_at=folded.updated_at or created_at,
         ended_at=folded.ended_at,
-        steps={name: _step(store, run_id, name, step, with_progress) for name, step in folded.steps.items()},
+        steps={name: _step(store, key, name, step, with_progress) for name, step in folded.steps.items()},
         error=folded.error,
         heartbeat_age_s=age,
         cancel_requested=folded.cancel_requested,
@@ -287,10 +225,10 @@ def _read(store: Store, run_id: str, stored: Mapping[str, Any], *, with_progress
     )
 
 
-def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress: bool) -> StepState:
+def _step(store: Store, key: RunKey, name: str, step: FoldedStep, with_progress: bool) -> StepState:
     progress = None
     if with_progress and step.attempts:
-        progress = _progress(store, run_id, name, step.attempts[-1].number)
+        progress = _progress(store, key, name, step.attempts[-1].number)
     return StepState(
         name=name,
         status=step.status,
@@ -304,13 +242,13 @@ def _step(store: Store, run_id: str, name: str, step: FoldedStep, with_progress:
     )
 
 
-def _progress(store: Store, run_id: str, name: str, attempt: int) -> Mapping[str, Any] | None:
-    found = read_progress(store, run_id, name)
+def _progress(store: Store, key: RunKey, name: str, attempt: int) -> Mapping[str, Any] | None:
+    found = read_progress(store, key, name)
     return found.facts if found is not None and found.attempt == attempt else None
 
 
-def _liveness(store: Store, run_id: str, folded: Folded, stored: Mapping[str, Any]) -> tuple[RunStatus, float | None]:
-    heartbeat = read_heartbeat(store, run_id)
+def _liveness(store: Store, key: RunKey, folded: Folded, stored: Mapping[str, Any]) -> tuple[RunStatus, float | None]:
+    heartbeat = read_heartbeat(store, key)
     seen = heartbeat.get("time") if heartbeat else None
     age = max(0.0, time.time() - seen) if isinstance(seen, int | float) else None
     if folded.status in TERMINAL_STATES:

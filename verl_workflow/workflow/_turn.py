@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._host_life import is_alive
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,19 +19,19 @@ class Turn:
     reset: tuple[str, ...] = ()
 
 
-def record_turn(store: Store, run_id: str, turn: Turn) -> None:
+def record_turn(store: Store, run: RunKey, turn: Turn) -> None:
     """Say that a run waits for its turn."""
-    store.put(_key(run_id), json.dumps({"host": turn.host, "reset": list(turn.reset)}).encode())
+    store.put(_key(run), json.dumps({"host": turn.host, "reset": list(turn.reset)}).encode())
 
 
-def clear_turn(store: Store, run_id: str) -> None:
+def clear_turn(store: Store, run: RunKey) -> None:
     """Its turn has come, or it has been withdrawn."""
-    store.delete(_key(run_id))
+    store.delete(_key(run))
 
 
-def read_turn(store: Store, run_id: str) -> Turn | None:
+def read_turn(store: Store, run: RunKey) -> Turn | None:
     """What was recorded, None when there is nothing that can be read: it is a hint, never the truth."""
-    data = store.get(_key(run_id))
+    data = store.get(_key(run))
     try:
         found = parse_json(data) if data is not None else None
     except ValueError:
@@ -45,11 +45,11 @@ def read_turn(store: Store, run_id: str) -> Turn | None:
     return Turn(host=found["host"], reset=tuple(map(str, found["reset"])))
 
 
-def waiting_turn(store: Store, run_id: str) -> Turn | None:
+def waiting_turn(store: Store, run: RunKey) -> Turn | None:
     """The same, if the host shows signs of life."""
-    turn = read_turn(store, run_id)
+    turn = read_turn(store, run)
     return turn if turn is not None and is_alive(store, turn.host) else None
 
 
-def _key(run_id: str) -> str:
-    return f"{run_folder(run_id)}/turn.json"
+def _key(run: RunKey) -> str:
+    return f"{run.folder}/turn.json"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Outcome
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._plan import Step
 from verl_workflow.workflow._progress import read_progress
 
@@ -34,9 +35,9 @@ class _Watched:
 class Deadlines:
     """The attempts of a run that have a limit. Only what the driver's own monotonic clock says counts."""
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run: RunKey) -> None:
         self._store = store
-        self._run_id = run_id
+        self._run = run
         self._watched: dict[Future[Outcome], _Watched] = {}
 
     def watch(self, future: Future[Outcome], step: Step, attempt: int) -> None:
@@ -81,7 +82,7 @@ class Deadlines:
 
     def _look(self, watched: _Watched, now: float) -> None:
         watched.look = now + _LOOK_S
-        found = read_progress(self._store, self._run_id, watched.step.name)
+        found = read_progress(self._store, self._run, watched.step.name)
         if found is None or found.attempt != watched.attempt:
             return
         if not watched.begun:
