@@ -53,7 +53,7 @@ class Driver:
     Args:
         plan: the same for each driver of a run; a graph's last step is what is wanted of it, a `Plan`'s are all.
         owner: who this is, by default the calling process; see `this_process`.
-        reset: steps to execute again although they are committed.
+        reset: what to execute again although it is committed.
         force: take the run even from an owner that shows signs of life; that one is fenced and stops.
         lease_s: how long an owner's heartbeat must be seen unchanged before it is given up.
         heartbeat_s: between signs of life. poll_s: between looks for requests to cancel and for other drivers.
@@ -67,7 +67,7 @@ class Driver:
         launcher: Launcher,
         owner: Mapping[str, Any] | None = None,
         *,
-        reset: Iterable[str] = (),
+        reset: StepsReset | None = None,
         force: bool = False,
         lease_s: float = LEASE_S,
         heartbeat_s: float = INTERVAL_S,
@@ -88,7 +88,7 @@ class Driver:
         self._names = [step.name for step in steps]
         self._schedule.add(steps)
         self._owner = dict(owner) if owner is not None else this_process()
-        self._reset = list(reset)
+        self._reset = reset
         self._force = force
         self._lease_s = lease_s
         self._heartbeat_s = heartbeat_s
@@ -140,8 +140,8 @@ class Driver:
         # All of them in one entry, so that either it was written or nothing but claims was.
         if not any(step.attempts or step.committed or step.continued for step in folded.steps.values()):
             self._events.extend(event_from_json(event, definition_key(self._run.run_id)) for event in seed)
-        if self._reset:
-            self._events.append(StepsReset(steps=self._reset))
+        if self._reset is not None:
+            self._events.append(self._reset)
         self._flush()
         self._given = Names(folded.steps)
         for name, known in folded.steps.items():

@@ -1,4 +1,4 @@
-"""Steps that only wait: for an event, or for a time. They are held by the driver, and take neither worker nor CPU."""
+"""Steps that only wait, for an event or for a time: they take neither a worker each nor a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Event = Any
 class EventListener:
     """Waits for an event of a kind. Made anew, without arguments, for each call; keep nothing in it.
 
-    It runs beside the driver, on an event loop that all waiting steps share: `await` what takes time, and never block.
+    It runs in a process that all waiting steps of a job share, on one event loop: `await` what takes time, and never
+    block.
     """
 
     async def poll_for_event(self, *args: Any, **kwargs: Any) -> Event:
@@ -50,13 +51,14 @@ def wait_for_event(event_listener_type: type[EventListener], *args: Any, **kwarg
     if not (isinstance(event_listener_type, type) and issubclass(event_listener_type, EventListener)):
         name = getattr(event_listener_type, "__name__", repr(event_listener_type))
         raise TypeError(f"Event listener type is {name}, which is not a subclass of workflow.EventListener")
-    event = _hosted(get_message).bind(event_listener_type, *args, **kwargs)
-    return _hosted(message_committed).bind(event_listener_type, event)
+    apart = not event_listener_type.__module__.startswith("verl_workflow.")
+    event = _hosted(get_message, apart=apart).bind(event_listener_type, *args, **kwargs)
+    return _hosted(message_committed, apart=apart).bind(event_listener_type, event)
 
 
 def sleep(duration: float) -> Any:
     """A step that ends, with None, so many seconds after it has begun; a crash does not make it longer."""
-    return wait_for_event(TimerListener, _hosted(wake_time).bind(duration))
+    return wait_for_event(TimerListener, _hosted(wake_time, apart=False).bind(duration))
 
 
 def get_message(event_listener_type: type[EventListener], *args: Any, **kwargs: Any) -> Awaitable[Event]:
@@ -72,7 +74,7 @@ async def wake_time(duration: float) -> float:
     return time.time() + duration
 
 
-def _hosted(function: Callable[..., Any]) -> Any:
+def _hosted(function: Callable[..., Any], *, apart: bool) -> Any:
     import ray
 
     # Ray refuses coroutine functions as tasks; this one is never called by it.
@@ -80,4 +82,4 @@ def _hosted(function: Callable[..., Any]) -> Any:
         return function(*args, **kwargs)
 
     waiting.__module__, waiting.__qualname__ = function.__module__, function.__qualname__
-    return ray.remote(waiting).options(num_cpus=0, **hosted_options(f"workflow.{function.__name__}"))
+    return ray.remote(waiting).options(num_cpus=0, **hosted_options(f"workflow.{function.__name__}", apart=apart))

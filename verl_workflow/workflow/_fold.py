@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,12 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class FoldedStep:
-    """A step as far as the journal goes. `failures` and `crashes` count against the budgets; lost drivers do not."""
+    """A step as far as the journal goes.
+
+    Attributes:
+        failures, crashes: count against the budgets; lost drivers do not.
+        code: digest of what it was reset for; None: its graph says which code it has.
+    """
 
     status: StepStatus = StepStatus.WAITING
     attempts: list[Attempt] = field(default_factory=list)
@@ -91,6 +96,7 @@ class FoldedStep:
     retry_at: float | None = None
     committed: StepSucceeded | None = None
     continued: StepContinued | None = None
+    code: str | None = None
 
     @property
     def settled(self) -> bool:
@@ -117,6 +123,11 @@ class Folded:
         if found is None:
             found = self.steps[name] = FoldedStep()
         return found
+
+    def continued_steps(self, name: str) -> Sequence[str]:
+        """The steps that this one has returned."""
+        step = self.steps.get(name)
+        return () if step is None or step.continued is None else step.continued.steps
 
     def value_of(self, name: str) -> StepSucceeded | None:
         """The commit that a step's value comes from: its own, or that of the last step it continued to."""
@@ -199,10 +210,7 @@ def _apply(state: Folded, entry: Entry, event: Event) -> None:
         for name in event.steps:
             state.step(name)
     elif isinstance(event, StepsReset):
-        for name in event.steps:
-            step = state.step(name)
-            step.status, step.committed, step.continued = StepStatus.WAITING, None, None
-            step.failures, step.crashes, step.retry_at = 0, 0, None
+        _apply_reset(state, event)
     elif isinstance(event, StepFailed):
         step = state.step(event.step)
         _end_attempt(step, entry.time, StepStatus.FAILED, event.error)
@@ -241,6 +249,21 @@ def _apply_claim(state: Folded, entry: Entry, event: Claimed) -> None:
             step.failures, step.crashes, step.retry_at = 0, 0, None
         _end_attempt(step, entry.time, StepStatus.FAILED)
         step.status = StepStatus.WAITING
+
+
+def _apply_reset(state: Folded, event: StepsReset) -> None:
+    """What a step has continued to was of its former code: it returns its steps anew, under whatever names."""
+    left = [inner for name in event.steps for inner in state.continued_steps(name)]
+    while left:
+        name = left.pop()
+        left.extend(state.continued_steps(name))
+        state.steps.pop(name, None)
+    for name in event.steps:
+        step = state.steps.get(name)
+        if step is not None:
+            step.status, step.committed, step.continued = StepStatus.WAITING, None, None
+            step.failures, step.crashes, step.retry_at = 0, 0, None
+            step.code = event.code.get(name, step.code)
 
 
 def _end_attempt(step: FoldedStep, at: float, status: StepStatus, error: dict[str, Any] | None = None) -> None:

@@ -10,22 +10,24 @@ from verl_workflow.workflow._functions import fingerprint
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._metadata import graphs_of
 from verl_workflow.workflow._node import load_function
+from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import RunState, read_graph
 
 _log = logging.getLogger(__name__)
 
 
-def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
-    """Finished steps that are to be executed again.
+def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset | None:
+    """What is to be executed again of the finished steps; None: nothing.
 
     Raises:
         UserError(DEFINITION_CHANGED): `on_change` is ``fail``, and there are steps whose code has changed.
     """
     graphs = [(read_graph(store, key, sha256), names) for key, sha256, names in graphs_of(state, store)]
     done = {name for name, step in state.steps.items() if step.committed is not None or step.continued_to is not None}
-    changed = [name for graph, names in graphs for name in _changed(graph, names) if name in done]
+    found = {name: code for graph, names in graphs for name, code in _changed(graph, names, state).items()}
+    changed = [name for name in found if name in done]
     if not changed:
-        return []
+        return None
     if on_change == "fail":
         raise UserError(
             ErrorCode.DEFINITION_CHANGED,
@@ -36,26 +38,29 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
         )
     if on_change == "accept":
         _log.warning("workflow %s: values are kept of steps whose code has changed: %s", state.run_id, changed)
-        return []
-    return sorted(dependents(graphs, state, set(changed)) & done)
+        return None
+    again = sorted(dependents(graphs, state, set(changed)) & done)
+    return StepsReset(steps=again, code={name: found[name] for name in changed})
 
 
-def _changed(graph: Graph, names: list[str]) -> list[str]:
-    found = []
-    known: dict[tuple[bytes, str], bool] = {}
+def _changed(graph: Graph, names: list[str], state: RunState) -> dict[str, str]:
+    """The steps whose code is another one now, with its digest; that is empty when it cannot be loaded here."""
+    found = {}
+    known: dict[bytes, str] = {}
     for node, name in zip(graph.nodes, names, strict=True):
         if not node.code:
             # It travels with the workflow.
             continue
-        key = node.function, node.code
-        if key not in known:
+        if node.function not in known:
             try:
-                known[key] = fingerprint(load_function(node.function, graph.path)[0]) != node.code
+                known[node.function] = fingerprint(load_function(node.function, graph.path)[0])
             except Exception as error:  # noqa: BLE001 - loading runs the user's own module
                 _log.warning("the function of step %s cannot be loaded here: %s", name, error)
-                known[key] = True
-        if known[key]:
-            found.append(name)
+                known[node.function] = ""
+        step = state.steps.get(name)
+        recorded = step.code if step is not None and step.code is not None else node.code
+        if known[node.function] != recorded:
+            found[name] = known[node.function]
     return found
 
 

@@ -27,6 +27,7 @@ from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import list_runs, read_graph, read_run
 from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn
 
@@ -40,7 +41,7 @@ class _Order:
 
     run: RunKey
     caller: Caller
-    reset: tuple[str, ...] = ()
+    reset: StepsReset | None = None
     resumed: bool = False
 
     @property
@@ -131,7 +132,7 @@ class WorkflowHost:
             self._beginning -= 1
         self._submit(_Order(run=run, caller=caller), recorded=True)
 
-    async def submit(self, run_id: str, caller: Caller, reset: Sequence[str] = ()) -> None:
+    async def submit(self, run_id: str, caller: Caller, reset: StepsReset | None = None) -> None:
         """Drive a recorded workflow, now or when its turn has come.
 
         Raises:
@@ -143,7 +144,7 @@ class WorkflowHost:
             self._taken_up.discard(run_id)
             return
         run = await asyncio.to_thread(run_key, self._store, run_id)
-        self._submit(_Order(run=run, caller=caller, reset=tuple(reset), resumed=True))
+        self._submit(_Order(run=run, caller=caller, reset=reset, resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -272,7 +273,7 @@ class WorkflowHost:
                 order = _Order(
                     run=state.key,
                     caller=Caller(job=self._token),
-                    reset=turn.reset if turn is not None else (),
+                    reset=turn.reset if turn is not None else None,
                     resumed=turn is not None,
                 )
                 found.append((waiting, state.created_at or time.time(), order))

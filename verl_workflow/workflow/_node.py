@@ -45,6 +45,7 @@ def steps_of(graph: Graph, names: Sequence[str], store: Store) -> list[Step]:
                 kept=options.checkpoint is not False,
                 catches=bool(options.catch_exceptions),
                 hosted=options.hosted,
+                apart=options.apart,
             )
         )
     return steps

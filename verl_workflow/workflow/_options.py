@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ _KNOWN = (
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
     """Attributes: see `options`. None: as the step that returned this one has it, or the default. ray: resources and
-    whatever else goes to Ray as it is. hosted: see `Step`.
+    whatever else goes to Ray as it is. hosted, apart: see `Step`.
     """
 
     task_id: str | None = None
@@ -43,6 +44,7 @@ class StepOptions:
     heartbeat_timeout_s: float | None = None
     ray: Mapping[str, Any] = field(default_factory=dict)
     hosted: bool = False
+    apart: bool = False
 
     def inherit(self, outer: StepOptions | None, *, root: bool) -> StepOptions:
         """Fill in what is not said from the step that returned this one; only its root catches what that one does."""
@@ -120,14 +122,30 @@ class options:
 
         if not isinstance(function, RemoteFunction):
             raise ValueError("Only apply 'workflow.options' to Ray remote functions.")
-        body = function._function
+        # Another remote function of the same body has options of its own.
+        body = _copied(function._function)
         setattr(body, _ATTRIBUTE, {**getattr(body, _ATTRIBUTE, {}), **self._options})
+        function._function = body
         return function
 
 
-def hosted_options(task_id: str) -> dict[str, Any]:
-    """Options of Ray's that say: this step waits, and its function gives an awaitable."""
-    return {_CARRIER: {_LABEL: {"task_id": task_id, "hosted": True}}}
+def _copied(function: Any) -> Any:
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__dict__.update(function.__dict__)
+    for name in ("__module__", "__qualname__", "__doc__", "__annotations__", "__kwdefaults__"):
+        setattr(copy, name, getattr(function, name))
+    return copy
+
+
+def hosted_options(task_id: str, *, apart: bool) -> dict[str, Any]:
+    """Options of Ray's that say: this step waits, and its function gives an awaitable.
+
+    Args:
+        apart: it runs the user's code, which belongs in a process of the user's job.
+    """
+    return {_CARRIER: {_LABEL: {"task_id": task_id, "hosted": True, "apart": apart}}}
 
 
 def step_options(function: Any, ray_options: Mapping[str, Any]) -> StepOptions:

@@ -138,7 +138,7 @@ class Step:
         kept: whether the value is written down; if not, it is computed again when a later driver needs it.
         catches: whether an error becomes the value ``(None, error)``, and a value ``(value, None)``.
         hosted: `call` returns an awaitable that waits for something without work; it runs beside the driver and takes
-            neither a worker nor a CPU.
+            neither a worker nor a CPU. apart: in a process of the run's job, for the code is not this library's.
     """
 
     name: str
@@ -157,6 +157,7 @@ class Step:
     kept: bool = True
     catches: bool = False
     hosted: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

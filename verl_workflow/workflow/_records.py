@@ -117,10 +117,15 @@ class StepContinued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsReset(Event):
-    """Somebody has asked for these steps to be executed again although they were committed: their code has changed."""
+    """Somebody has asked for these steps to be executed again although they were committed: their code has changed.
+
+    Attributes:
+        code: digests of what it is now, of those whose own code it is.
+    """
 
     KIND = "steps_reset"
     steps: list[str]
+    code: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

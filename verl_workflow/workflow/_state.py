@@ -38,6 +38,7 @@ class StepState:
         reused_from: id of the run whose value stands in, None when the step ran here.
         continued_to: the step whose value becomes this one's, when it has returned other steps. continued_steps: all of
             those, this one the last.
+        code: digest of its function's source where that is no longer the one in its graph.
     """
 
     name: str
@@ -47,6 +48,7 @@ class StepState:
     reused_from: str | None = None
     continued_to: str | None = None
     continued_steps: tuple[str, ...] = ()
+    code: str | None = field(default=None, repr=False)
     committed: StepSucceeded | None = field(default=None, repr=False)
     store: Store | None = field(default=None, repr=False, compare=False)
 
@@ -237,6 +239,7 @@ def _step(store: Store, key: RunKey, name: str, step: FoldedStep, with_progress:
         reused_from=step.committed.reused_from if step.committed else None,
         continued_to=step.continued.steps[-1] if step.continued else None,
         continued_steps=tuple(step.continued.steps) if step.continued else (),
+        code=step.code,
         committed=step.committed,
         store=store,
     )

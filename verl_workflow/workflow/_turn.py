@@ -9,19 +9,21 @@ from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._host_life import is_alive
 from verl_workflow.workflow._names import RunKey
+from verl_workflow.workflow._records import StepsReset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Attributes: host: token of the one in whose queue it is. reset: steps to execute again."""
+    """Attributes: host: token of the one in whose queue it is. reset: what is to be executed again."""
 
     host: str
-    reset: tuple[str, ...] = ()
+    reset: StepsReset | None = None
 
 
 def record_turn(store: Store, run: RunKey, turn: Turn) -> None:
     """Say that a run waits for its turn."""
-    store.put(_key(run), json.dumps({"host": turn.host, "reset": list(turn.reset)}).encode())
+    reset = None if turn.reset is None else vars(turn.reset)
+    store.put(_key(run), json.dumps({"host": turn.host, "reset": reset}).encode())
 
 
 def clear_turn(store: Store, run: RunKey) -> None:
@@ -36,13 +38,15 @@ def read_turn(store: Store, run: RunKey) -> Turn | None:
         found = parse_json(data) if data is not None else None
     except ValueError:
         return None
-    if (
-        not isinstance(found, dict)
-        or not isinstance(found.get("host"), str)
-        or not isinstance(found.get("reset"), list)
-    ):
+    if not isinstance(found, dict) or not isinstance(found.get("host"), str):
         return None
-    return Turn(host=found["host"], reset=tuple(map(str, found["reset"])))
+    reset = found.get("reset")
+    if not isinstance(reset, dict):
+        return Turn(host=found["host"])
+    try:
+        return Turn(host=found["host"], reset=StepsReset(**reset))
+    except TypeError:
+        return None
 
 
 def waiting_turn(store: Store, run: RunKey) -> Turn | None:

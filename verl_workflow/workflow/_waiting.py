@@ -1,0 +1,136 @@
+"""Where attempts wait that only wait: many together, and none of them holds a worker or a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned, execute_hosted
+from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped
+
+# Its start takes a second or two, so that it stays for the next of a chain.
+_LINGER_S = 60.0
+
+
+class WaitingLoop:
+    """An event loop in a thread of this process. Only for this library's code, as all runs share it."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._tasks: dict[Future[Outcome], Future[Outcome]] = {}
+
+    def start(self, call: Call, held: tuple[Any, ...]) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        task = asyncio.run_coroutine_threadsafe(execute_hosted(call, *held), self._thread())
+        self._tasks[future] = task
+        task.add_done_callback(lambda done: self._ended(future, done, call.kept))
+        return future
+
+    def cancel(self, future: Future[Outcome]) -> None:
+        task = self._tasks.get(future)
+        if task is not None:
+            task.cancel()
+
+    def _ended(self, future: Future[Outcome], done: Future[Outcome], kept: bool) -> None:
+        self._tasks.pop(future, None)
+        if done.cancelled():
+            resolve(future, stopped())
+        elif (error := done.exception()) is not None:
+            resolve(future, Raised.of(error))
+        else:
+            resolve(future, with_held(done.result(), kept))
+
+    def _thread(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._running is None:
+                self._running = asyncio.new_event_loop()
+                threading.Thread(target=self._running.run_forever, name="waiting steps", daemon=True).start()
+            return self._running
+
+
+class WaitingProcess:
+    """An actor with an event loop, started when the first attempt needs it and ended a minute after the last.
+
+    Args:
+        environment: the runtime_env of the job whose code it runs.
+    """
+
+    def __init__(self, environment: Mapping[str, Any]) -> None:
+        self._environment = dict(environment)
+        self._lock = threading.Lock()
+        self._actor: Any = None
+        self._refs: dict[Future[Outcome], Any] = {}
+        self._end: threading.Timer | None = None
+
+    def start(self, call: Call, held: tuple[Any, ...]) -> Future[Outcome]:
+        future: Future[Outcome] = Future()
+        with self._lock:
+            if self._end is not None:
+                self._end.cancel()
+                self._end = None
+            if self._actor is None:
+                self._actor = self._started()
+            actor = self._actor
+            ref = self._refs[future] = actor.execute.remote(call, *held)
+        ref.future().add_done_callback(lambda done: self._ended(future, done, actor))
+        return future
+
+    def cancel(self, future: Future[Outcome]) -> None:
+        import ray
+
+        ref = self._refs.get(future)
+        if ref is not None and not future.done():
+            ray.cancel(ref)
+
+    def _started(self) -> Any:
+        import ray
+
+        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 100_000}
+        if self._environment:
+            options["runtime_env"] = self._environment
+        return ray.remote(_Waiting).options(**options).remote()
+
+    def _ended(self, future: Future[Outcome], done: Future[Outcome], actor: Any) -> None:
+        from ray.exceptions import RayActorError
+
+        error = done.exception()
+        with self._lock:
+            del self._refs[future]
+            if isinstance(error, RayActorError) and self._actor is actor:
+                # The next attempt gets another one.
+                self._actor = None
+            if not self._refs:
+                self._end = threading.Timer(_LINGER_S, self._let_go)
+                self._end.daemon = True
+                self._end.start()
+        resolve(future, done.result() if error is None else ray_failure(error))
+
+    def _let_go(self) -> None:
+        with self._lock:
+            if not self._refs:
+                # Ray ends an actor that nobody has a handle of.
+                self._actor = None
+
+
+class _Waiting:
+    """The actor's class."""
+
+    async def execute(self, call: Call, *held: bytes) -> Outcome:
+        return await execute_hosted(call, *held)
+
+
+def with_held(outcome: Outcome, kept: bool) -> Outcome:
+    if kept or not isinstance(outcome, Returned):
+        return outcome
+    return Returned(value=dataclasses.replace(outcome.value, inline=None), held=outcome.value.inline)
+
+
+def fetched(held: tuple[Any, ...]) -> tuple[Any, ...]:
+    import ray
+
+    return tuple(ray.get(each) if isinstance(each, ray.ObjectRef) else each for each in held)
