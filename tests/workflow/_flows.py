@@ -59,6 +59,10 @@ def waits_for(folder: Path, name: str, value: Any = None) -> Any:
     return value
 
 
+def attempts_of(workflow_id: str, task_id: str) -> list[tuple[int, str]]:
+    return [(each["number"], each["status"]) for each in workflow.get_metadata(workflow_id, task_id)["attempts"]]
+
+
 def go(folder: Path) -> None:
     (folder / "go").touch()
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import queue
+import signal
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from _flows import (
     AlsoRefused,
     Refused,
     add,
+    attempts_of,
     end_hosts,
     executions,
     gather,
@@ -310,6 +310,14 @@ def test_options_of_a_call_win_over_the_decorators_where_both_say_something() ->
     assert found["user_metadata"] == {"k": 1}
     assert found["task_options"]["catch_exceptions"] is True
     assert found["task_options"]["ray_options"] == {"num_cpus": 0}
+
+
+def test_options_of_one_remote_function_are_not_those_of_another_of_the_same_body() -> None:
+    plain = ray.remote(add._function)
+    kept = workflow.options(task_id="told", metadata={"x": 1})(ray.remote(add._function))
+    workflow.run(plain.bind(kept.bind(1, 2), 3), workflow_id="w")
+    assert workflow.get_metadata("w", "told")["user_metadata"] == {"x": 1}
+    assert workflow.get_metadata("w", "_flows.add")["user_metadata"] == {}
 
 
 def test_options_that_are_not_known_or_not_json_are_refused() -> None:
@@ -843,6 +851,16 @@ def test_a_waiting_event_can_be_cancelled(marks: Path) -> None:
     assert workflow.get_status("w") is workflow.CANCELED
 
 
+def test_a_waiting_event_whose_process_is_lost_is_waited_for_again(flows: Path, marks: Path) -> None:
+    ref = workflow.run_async(workflow.wait_for_event(FileListener, marks, "event"), workflow_id="w")
+    started(marks, "polled")
+    (polled,) = marks.glob("polled.*")
+    os.kill(int(polled.read_text()), signal.SIGKILL)
+    until(lambda: executions(marks, "polled") == 2, "second call")
+    (marks / "event").write_text(f"{marks}|{flows}|hello")
+    assert ray.get(ref) == f"{marks}|{flows}|hello"
+
+
 def test_wait_for_event_wants_a_listener_class() -> None:
     for wrong in (int, 5, FileListener()):
         with pytest.raises(TypeError, match=r"is not a subclass of workflow\.EventListener"):
@@ -911,10 +929,6 @@ def test_an_attempt_finds_what_an_earlier_one_reported_even_when_that_was_killed
 
 
 # Attempts
-
-
-def attempts_of(workflow_id: str, task_id: str) -> list[tuple[int, str]]:
-    return [(each["number"], each["status"]) for each in workflow.get_metadata(workflow_id, task_id)["attempts"]]
 
 
 def test_errors_are_not_retried_unless_asked_for(marks: Path) -> None:
@@ -1032,97 +1046,6 @@ def test_an_attempt_without_signs_of_life_is_stopped_and_one_with_them_is_not(ma
         gather.options(num_cpus=0).bind([step.bind(marks, False), step.bind(marks, True)]), workflow_id="w"
     ) == [1, 2]
     assert "no sign of life for 2.5 s" in workflow.get_metadata("w", "a_1")["attempts"][0]["error"]
-
-
-# Code that changes
-
-
-MODULE = """
-from _flows import Refused, mark
-
-def base(folder):
-    mark(folder, "base")
-    return 1
-
-def other(folder):
-    mark(folder, "other")
-    return 10
-
-def last(folder, base, other):
-    mark(folder, "last")
-    if not (folder / "mended").exists():
-        raise Refused
-    return base + other
-"""
-
-
-@pytest.fixture
-def failed(marks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A failed workflow of functions of a module, with two finished steps; gives the module's file."""
-    # Another name for each test: workers keep the modules that they have loaded.
-    file = tmp_path / f"flow_{uuid.uuid4().hex}.py"
-    file.write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module(file.stem)
-    steps = {name: ray.remote(getattr(module, name)).options(**named(name)) for name in ("base", "other", "last")}
-    with pytest.raises(workflow.WorkflowExecutionError):
-        workflow.run(steps["last"].bind(marks, steps["base"].bind(marks), steps["other"].bind(marks)), workflow_id="w")
-    (marks / "mended").touch()
-    return file
-
-
-def change(file: Path) -> None:
-    file.write_text(MODULE.replace("return 1\n", "return 1 + 0\n"))
-
-
-def counts(marks: Path) -> dict[str, int]:
-    return {name: executions(marks, name) for name in ("base", "other", "last")}
-
-
-def test_code_that_has_not_changed_is_no_reason_to_fail(failed: Path, marks: Path) -> None:
-    assert workflow.resume("w", on_code_change="fail") == 11
-    assert counts(marks) == {"base": 1, "other": 1, "last": 2}
-
-
-def test_a_change_of_code_is_accepted_by_default_and_values_are_kept(failed: Path, marks: Path) -> None:
-    change(failed)
-    assert workflow.resume("w") == 11
-    assert counts(marks) == {"base": 1, "other": 1, "last": 2}
-
-
-def test_a_change_of_code_can_be_refused_and_nothing_is_written(failed: Path, flows: Path, marks: Path) -> None:
-    change(failed)
-    before = sorted(flows.rglob("journal/*"))
-    with pytest.raises(UserError) as refused:
-        workflow.resume("w", on_code_change="fail")
-    assert refused.value.code is ErrorCode.DEFINITION_CHANGED
-    assert refused.value.value == ["base"]
-    assert workflow.get_status("w") is workflow.FAILED
-    assert sorted(flows.rglob("journal/*")) == before
-    assert counts(marks) == {"base": 1, "other": 1, "last": 1}
-
-
-def test_steps_whose_code_has_changed_can_be_run_again_and_only_those(failed: Path, marks: Path) -> None:
-    change(failed)
-    assert workflow.resume("w", on_code_change="rerun") == 11
-    assert counts(marks) == {"base": 2, "other": 1, "last": 2}
-    assert attempts_of("w", "base") == [(1, "succeeded"), (2, "succeeded")]
-
-
-def test_what_depends_on_changed_steps_is_run_again_too(failed: Path, marks: Path) -> None:
-    (marks / "mended").unlink()
-    with pytest.raises(workflow.WorkflowExecutionError):
-        workflow.resume("w")
-    (marks / "mended").touch()
-    change(failed)
-    assert workflow.resume("w", on_code_change="rerun") == 11
-    assert counts(marks) == {"base": 2, "other": 1, "last": 3}
-
-
-def test_on_code_change_has_three_values() -> None:
-    workflow.run(add.bind(1, 2), workflow_id="w")
-    with pytest.raises(ValueError, match="on_code_change has to be accept, rerun or fail"):
-        workflow.resume("w", on_code_change="ignore")  # type: ignore[arg-type]
 
 
 def test_reading_needs_no_cluster_and_writes_nothing(flows: Path) -> None:

@@ -19,7 +19,8 @@ import task
 address, storage, workflow_id = sys.argv[1:]
 ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"OF_JOB": workflow_id}})
 workflow.init(storage=storage)
-print(workflow.run(ray.remote(task.answer).bind(), workflow_id=workflow_id))
+flow = workflow.wait_for_event(task.Listener) if hasattr(task, "Listener") else ray.remote(task.answer).bind()
+print(workflow.run(flow, workflow_id=workflow_id))
 """
 
 
@@ -63,3 +64,18 @@ def test_steps_run_in_the_runtime_environment_of_their_own_job(script: Any, tmp_
     source = "import os\n\ndef answer(): return os.environ['OF_JOB']"
     assert script(tmp_path / "a", source, "one") == "one"
     assert script(tmp_path / "a", source, "two") == "two"
+
+
+LISTENER = """
+import os
+from verl_workflow import workflow
+
+class Listener(workflow.EventListener):
+    async def poll_for_event(self):
+        return "first", os.environ["OF_JOB"]
+"""
+
+
+def test_listeners_run_in_the_environment_of_their_own_job_and_as_they_are_now(script: Any, tmp_path: Path) -> None:
+    assert script(tmp_path / "a", LISTENER, "one") == "('first', 'one')"
+    assert script(tmp_path / "a", LISTENER.replace("first", "second"), "two") == "('second', 'two')"

@@ -10,6 +10,7 @@ import asyncio
 import collections
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -221,10 +222,13 @@ class WorkflowHost:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
-        launcher = self._launcher(order.caller)
+        launcher = self._launcher(order.caller, apart=order.reset is not None)
         Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).run()
 
-    def _launcher(self, caller: Caller) -> RayLauncher:
+    def _launcher(self, caller: Caller, *, apart: bool) -> RayLauncher:
+        if apart:
+            # The job's own workers may have loaded the code that has changed.
+            return RayLauncher(job=f"{caller.job}-{secrets.token_hex(4)}", runtime_env=caller.runtime_env)
         known = self._launchers.get(caller.job)
         if known is None:
             known = self._launchers[caller.job] = RayLauncher(job=caller.job, runtime_env=caller.runtime_env)
