@@ -16,13 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
-    """Finished steps that are to be executed again.
+    """Finished steps, such whose error was caught among them, that are to be executed again.
 
     Raises:
         UserError(DEFINITION_CHANGED): `on_change` is ``fail``, and there are steps whose code has changed.
     """
     graphs = [(read_graph(store, key, sha256), names) for key, sha256, names in graphs_of(state, store)]
     done = {name for name, step in state.steps.items() if step.committed is not None or step.continued_to is not None}
+    done |= _caught(state)
     changed = [name for graph, names in graphs for name in _changed(graph, names) if name in done]
     if not changed:
         return []
@@ -38,6 +39,19 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> list[str]:
         _log.warning("workflow %s: values are kept of steps whose code has changed: %s", state.run_id, changed)
         return []
     return sorted(dependents(graphs, state, set(changed)) & done)
+
+
+def _caught(state: RunState) -> set[str]:
+    """What was executed below a step that has caught an error of it: nothing executes that again by itself."""
+    found: set[str] = set()
+    waiting = [name for step in state.steps.values() if step.committed is not None for name in step.continued_steps]
+    while waiting:
+        name = waiting.pop()
+        step = state.steps[name]
+        if step.attempts:
+            found.add(name)
+        waiting.extend(step.continued_steps)
+    return found
 
 
 def _changed(graph: Graph, names: list[str]) -> list[str]:
