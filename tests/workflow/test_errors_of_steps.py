@@ -72,6 +72,35 @@ def test_a_step_with_attempts_left_is_not_given_up_because_another_one_failed(st
     assert output(store, "r") == (5, None)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("error", [KeyError("x"), VerlWorkflowError(ErrorCode.STORAGE, "away", retryable=True)])
+def test_a_step_that_is_executed_again_has_all_its_attempts_again(
+    store: Store, tmp_path: Path, error: Exception, kept: bool
+) -> None:
+    tries = tmp_path / "tries"
+    tries.touch()
+
+    def flaky() -> int:
+        with tries.open("a") as file:
+            file.write(".")
+        if len(tries.read_text()) % 2 == 1:
+            raise error
+        return len(tries.read_text())
+
+    def last(value: int) -> int:
+        if value == 2:
+            raise ValueError("not yet")
+        return value
+
+    policy = RetryPolicy(attempts=2, crashes=1, backoff_s=0.0)
+    graph = record(store, "r", node(last, node(flaky, checkpoint=kept, retry=policy)))
+    assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    # Its value was not kept, or is not wanted any more.
+    state = run_graph(store, "r", graph, reset=["flaky"] if kept else [])
+    assert state.status is RunStatus.SUCCEEDED, state.error
+    assert output(store, "r") == 4
+
+
 def test_trouble_of_the_storage_is_not_the_steps_error(store: Store) -> None:
     class Troubled(Store):
         refused = 0
