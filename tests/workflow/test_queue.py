@@ -1,0 +1,68 @@
+"""The host's queue: who leaves it from afar, and what a rebuilt host takes up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+from _flows import (
+    executions,
+    go,
+    marked,
+    refusing_until,
+    started,
+    store,
+    until,
+    waiting,
+)
+
+from verl_workflow import workflow
+
+pytestmark = pytest.mark.usefixtures("flows")
+
+CANCEL = """
+import sys
+import ray
+from verl_workflow import workflow
+
+workflow.init(storage=sys.argv[1])
+workflow.cancel(sys.argv[2])
+assert not ray.is_initialized()
+print(workflow.get_status(sys.argv[2]).value)
+"""
+
+
+def cancel_from_afar(workflow_id: str) -> str:
+    """Cancel in a process that has no way to the cluster; gives the status that it sees."""
+    done = subprocess.run(
+        [sys.executable, "-c", CANCEL, store().uri, workflow_id], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def failed(workflow_id: str, marks: Path) -> None:
+    with pytest.raises(workflow.WorkflowExecutionError):
+        workflow.run(refusing_until.bind(marks, workflow_id, "mended"), workflow_id=workflow_id)
+
+
+def test_a_failed_workflow_is_taken_out_of_the_queue_without_a_way_to_the_cluster(tmp_path: Path, marks: Path) -> None:
+    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=1)
+    failed("failed", marks)
+    slow = workflow.run_async(waiting.bind(marks, "slow"), workflow_id="slow")
+    started(marks, "slow")
+    taken_up = workflow.resume_async("failed")
+    behind = workflow.run_async(marked.bind(marks, "behind", 2), workflow_id="behind")
+    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
+    assert cancel_from_afar("failed") == "FAILED"
+    go(marks)
+    (marks / "mended").touch()
+    assert ray.get([slow, behind], timeout=120) == [None, 2]
+    with pytest.raises(workflow.WorkflowExecutionError):
+        ray.get(taken_up, timeout=120)
+    assert executions(marks, "failed") == 1
+    # It may be taken up again.
+    assert workflow.resume("failed") is None
