@@ -11,6 +11,7 @@ import ray
 from _flows import (
     executions,
     go,
+    kill_driver,
     marked,
     refusing_until,
     started,
@@ -66,3 +67,23 @@ def test_a_failed_workflow_is_taken_out_of_the_queue_without_a_way_to_the_cluste
     assert executions(marks, "failed") == 1
     # It may be taken up again.
     assert workflow.resume("failed") is None
+
+
+def test_a_workflow_that_the_storage_does_not_give_keeps_no_other_from_being_taken_up(
+    tmp_path: Path, marks: Path
+) -> None:
+    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=2)
+    first = {name: workflow.run_async(waiting.bind(marks, name, name), workflow_id=name) for name in ("a", "b")}
+    behind = workflow.run_async(marked.bind(marks, "behind", 3), workflow_id="behind")
+    for name in first:
+        started(marks, name)
+    lost = tmp_path / "queue" / "runs" / "a" / "definition.json"
+    kept = lost.rename(tmp_path / "kept.json")
+    # Nobody can read it, and it is not missing.
+    lost.symlink_to(lost.name)
+    kill_driver("b")
+    go(marks)
+    assert ray.get([first["b"], behind], timeout=120) == ["b", 3]
+    assert workflow.run(marked.bind(marks, "new", 4), workflow_id="new") == 4
+    kept.replace(lost)
+    assert ray.get(first["a"], timeout=120) == "a"
