@@ -59,11 +59,16 @@ def test_a_failed_workflow_is_taken_out_of_the_queue_without_a_way_to_the_cluste
     behind = workflow.run_async(marked.bind(marks, "behind", 2), workflow_id="behind")
     until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
     assert cancel_from_afar("failed") == "FAILED"
+    # Its place is free for it, though the host has not come to it yet.
+    again = workflow.resume_async("failed")
+    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
+    assert cancel_from_afar("failed") == "FAILED"
     go(marks)
     (marks / "mended").touch()
     assert ray.get([slow, behind], timeout=120) == [None, 2]
-    with pytest.raises(workflow.WorkflowExecutionError):
-        ray.get(taken_up, timeout=120)
+    for reference in (taken_up, again):
+        with pytest.raises(workflow.WorkflowExecutionError):
+            ray.get(reference, timeout=120)
     assert executions(marks, "failed") == 1
     # It may be taken up again.
     assert workflow.resume("failed") is None

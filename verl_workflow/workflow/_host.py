@@ -128,6 +128,8 @@ class WorkflowHost:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
+        if any(order.run_id == run_id and self._was_withdrawn(order) for order in self._waiting):
+            await self.withdraw(run_id)
         self._submit(_Order(run_id=run_id, caller=caller, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
@@ -221,12 +223,12 @@ class WorkflowHost:
         while self._waiting and (running < 0 or len(self._active()) < running):
             order = self._waiting.popleft()
             if self._was_withdrawn(order):
-                # Somebody without a way to this cluster has withdrawn it.
                 self._driven.pop(order.run_id).set_result(None)
             else:
                 self._start(order)
 
     def _was_withdrawn(self, order: _Order) -> bool:
+        """Whether somebody without a way to this cluster has taken it out of the queue."""
         try:
             return order.resumed and read_turn(self._store, order.run_id) is None
         except VerlWorkflowError:
