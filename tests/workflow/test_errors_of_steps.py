@@ -19,6 +19,7 @@ from verl_workflow.workflow import Driver, InlineLauncher, RetryPolicy, RunStatu
 from verl_workflow.workflow._attempt import Call, Outcome, Raised
 from verl_workflow.workflow._guard import changed_steps
 from verl_workflow.workflow._node import load_function
+from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import read_graph
 
 
@@ -70,6 +71,35 @@ def test_a_step_with_attempts_left_is_not_given_up_because_another_one_failed(st
     (tmp_path / "mended").touch()
     assert run_graph(store, "r", graph).status is RunStatus.SUCCEEDED
     assert output(store, "r") == (5, None)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("error", [KeyError("x"), VerlWorkflowError(ErrorCode.STORAGE, "away", retryable=True)])
+def test_a_step_that_is_executed_again_has_all_its_attempts_again(
+    store: Store, tmp_path: Path, error: Exception, kept: bool
+) -> None:
+    tries = tmp_path / "tries"
+    tries.touch()
+
+    def flaky() -> int:
+        with tries.open("a") as file:
+            file.write(".")
+        if len(tries.read_text()) % 2 == 1:
+            raise error
+        return len(tries.read_text())
+
+    def last(value: int) -> int:
+        if value == 2:
+            raise ValueError("not yet")
+        return value
+
+    policy = RetryPolicy(attempts=2, crashes=1, backoff_s=0.0)
+    graph = record(store, "r", node(last, node(flaky, checkpoint=kept, retry=policy)))
+    assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    # Its value was not kept, or is not wanted any more.
+    state = run_graph(store, "r", graph, reset=StepsReset(steps=["flaky"]) if kept else None)
+    assert state.status is RunStatus.SUCCEEDED, state.error
+    assert output(store, "r") == 4
 
 
 def test_trouble_of_the_storage_is_not_the_steps_error(store: Store) -> None:
@@ -170,19 +200,75 @@ def test_code_of_a_module_that_was_mended_is_what_a_resumed_workflow_runs(
     graph = record(store, "r", DagView()(module.step.bind()))  # type: ignore[arg-type]
     assert run_graph(store, "r", graph).status is RunStatus.FAILED
     (tmp_path / "mended_module.py").write_text(MODULE.format(body="return 'mended'"))
-    # As a process does that starts anew.
-    del sys.modules["mended_module"]
-    importlib.invalidate_caches()
-    load_function.cache_clear()
+    start_anew("mended_module")
     workflow = read_run(store, "r").definition["workflow"]
     assert run_graph(store, "r", read_graph(store, workflow["graph"], workflow["sha256"])).status is RunStatus.SUCCEEDED
     assert output(store, "r") == "mended"
 
 
+CATCHING = """
+from _graphs import node
+
+def beside():
+    return 1
+
+def fragile():
+    raise KeyError('the bug')
+
+def add(*numbers):
+    return sum(numbers)
+
+def middle():
+    return node(add, node(beside), node(fragile))
+
+def outer():
+    return node(add, node(middle))
+
+def last(pair):
+    raise ValueError
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "value"),
+    [("return 1", "return 2", "(None, KeyError('the bug'))"), ("raise KeyError('the bug')", "return 10", "(11, None)")],
+)
+def test_a_caught_error_is_not_kept_when_the_code_that_led_to_it_has_changed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, was: str, becomes: str, value: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "catching_module.py"
+    file.write_text(CATCHING)
+    start_anew("catching_module")
+    module = importlib.import_module("catching_module")
+    graph = record(store, "r", node(module.last, node(module.outer, catch_exceptions=True)))
+    for _ in range(2):
+        assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    file.write_text(CATCHING.replace("raise ValueError", "return repr(pair)"))
+    start_anew("catching_module")
+    # What ended the workflow has no value that could be kept.
+    assert changed_steps(read_run(store, "r"), store, "rerun") is None
+    file.write_text(file.read_text().replace(was, becomes))
+    start_anew("catching_module")
+    again = changed_steps(read_run(store, "r"), store, "rerun")
+    assert again is not None
+    assert "outer" in again.steps
+    assert run_graph(store, "r", graph, reset=again).status is RunStatus.SUCCEEDED
+    assert output(store, "r") == value
+
+
+def start_anew(module: str) -> None:
+    """Know nothing of a module that was loaded, as a process does that starts anew."""
+    sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+    load_function.cache_clear()
+
+
 def test_functions_that_travel_with_a_workflow_have_not_changed(store: Store) -> None:
     graph = record(store, "r", node(shown, node(lambda: 1)))
     run_graph(store, "r", graph)
-    assert changed_steps(read_run(store, "r"), store, "fail") == []
+    assert changed_steps(read_run(store, "r"), store, "fail") is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from verl_workflow.workflow import (
     create_run,
     read_run,
 )
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._heartbeat import heartbeat_key
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._records import CancelRequested, Claimed, StepStarted
@@ -152,7 +153,7 @@ def test_a_late_heartbeat_does_not_speak_for_the_new_owner(store: Store) -> None
 
 def test_an_owner_takes_requests_in_and_meets_a_newer_claim(store: Store) -> None:
     key = create_run(store, "r", {})
-    owner, other = Journal(store, key), Journal(store, key)
+    owner, other = Journal(store, run_key(store, key)), Journal(store, run_key(store, key))
     assert owner.claim(Claimed(owner={}, steps=[]))
     other.read()
     other.request(CancelRequested(by={}))

@@ -167,6 +167,27 @@ def test_a_caught_error_is_taken_over(store: Store, done: Marks) -> None:
     assert done.counts() == {"outer": 1, "inner": 1, "last": 2}
 
 
+@pytest.mark.parametrize("step", ["inner", "beside"])
+def test_a_step_whose_error_was_caught_takes_along_the_one_that_has_caught_it(
+    store: Store, done: Marks, tmp_path: Path, step: str
+) -> None:
+    def fragile() -> str:
+        if not (tmp_path / "mended").exists():
+            raise KeyError("not mended yet")
+        return "inner"
+
+    def middle() -> StepNode:
+        return done.step("both", done.step("inner", then=fragile), done.step("beside"))
+
+    outer = done.step("outer", then=lambda: done.step("middle", then=middle), catch_exceptions=True)
+    record(store, "w", done.step("last", outer, then=lambda found: found[0]))
+    drive_workflow(store, "w")
+    assert output(store, "w") is None
+    (tmp_path / "mended").touch()
+    assert fork(store, "w", step, "new").status is RunStatus.SUCCEEDED
+    assert output(store, "new") == "both+inner+beside"
+
+
 def test_values_that_were_not_kept_are_computed_again(store: Store, done: Marks) -> None:
     first = done.step("first", checkpoint=False)
     record(store, "w", done.step("last", done.step("middle", first), first))

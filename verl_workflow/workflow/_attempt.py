@@ -279,9 +279,8 @@ class _Report:
 
     def __call__(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
-            # Whoever gives what JSON cannot hold is told at once, and not when it is written.
-            json.dumps(dict(facts), default=str)
-            self._pending = dict(facts)
+            # Whoever gives what JSON cannot hold is told at once, and what is written later is what was given now.
+            self._pending = json.loads(json.dumps(dict(facts), default=str))
             due = self._written_at + _REPORT_INTERVAL_S - time.monotonic()
             if due <= 0:
                 self._write()
@@ -312,7 +311,7 @@ class _Report:
             # A mere sign of life does not make the details of an earlier attempt forgotten.
             stored["before"] = self._before
         try:
-            self._store.put(progress_key(call.run, call.step), json.dumps(stored, default=str).encode())
+            self._store.put(progress_key(call.run, call.step), json.dumps(stored).encode())
         except VerlWorkflowError:
             # Progress is for the eye; a storage in trouble is met by the driver, which does say so.
             return

@@ -17,13 +17,14 @@ _log = logging.getLogger(__name__)
 
 
 def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset | None:
-    """What is to be executed again of the finished steps; None: nothing.
+    """What is to be executed again of the finished steps, such whose error was caught among them; None: nothing.
 
     Raises:
         UserError(DEFINITION_CHANGED): `on_change` is ``fail``, and there are steps whose code has changed.
     """
     graphs = [(read_graph(store, key, sha256), names) for key, sha256, names in graphs_of(state, store)]
     done = {name for name, step in state.steps.items() if step.committed is not None or step.continued_to is not None}
+    done |= _caught(state)
     found = {name: code for graph, names in graphs for name, code in _changed(graph, names, state).items()}
     changed = [name for name in found if name in done]
     if not changed:
@@ -41,6 +42,19 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset |
         return None
     again = sorted(dependents(graphs, state, set(changed)) & done)
     return StepsReset(steps=again, code={name: found[name] for name in changed})
+
+
+def _caught(state: RunState) -> set[str]:
+    """What was executed below a step that has caught an error of it: nothing executes that again by itself."""
+    found: set[str] = set()
+    waiting = [name for step in state.steps.values() if step.committed is not None for name in step.continued_steps]
+    while waiting:
+        name = waiting.pop()
+        step = state.steps[name]
+        if step.attempts:
+            found.add(name)
+        waiting.extend(step.continued_steps)
+    return found
 
 
 def _changed(graph: Graph, names: list[str], state: RunState) -> dict[str, str]:

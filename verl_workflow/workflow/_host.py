@@ -13,7 +13,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
-from verl_workflow.workflow._names import RunKey
+from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._records import StepsReset
@@ -64,6 +64,8 @@ class WorkflowHost:
         self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
         self._waiting: collections.deque[_Order] = collections.deque()
         self._taken_up: set[str] = set()
+        # Folders of workflows of which the storage does not say yet whether they are to be taken up.
+        self._unread: set[str] = set()
         # How many are being recorded, for which there has to be room.
         self._beginning = 0
         self._launchers: dict[str, RayLauncher] = {}
@@ -105,7 +107,7 @@ class WorkflowHost:
         Raises:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
         """
-        await self._recovered
+        await self._has_recovered(run.run_id)
         if not self._has_room():
             if await asyncio.to_thread(self._has_begun, run):
                 return
@@ -139,17 +141,19 @@ class WorkflowHost:
         Raises:
             RuntimeError: it is driven here already. queue.Full: too many are waiting.
         """
-        await self._recovered
+        await self._has_recovered(run_id)
         if run_id in self._taken_up and run_id in self._driven:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
+        if any(order.run_id == run_id and self._was_withdrawn(order) for order in self._waiting):
+            await self.withdraw(run_id)
         run = await asyncio.to_thread(run_key, self._store, run_id)
         self._submit(_Order(run=run, caller=caller, reset=reset, resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
-        await self._recovered
+        await self._has_recovered(run_id)
         future = self._driven.get(run_id)
         return None if future is None else await asyncio.shield(future)
 
@@ -162,7 +166,7 @@ class WorkflowHost:
 
     async def withdraw(self, run_id: str) -> bool:
         """Take a workflow out of the queue; False when it is not in it."""
-        await self._recovered
+        await self._has_recovered(run_id)
         for place, order in enumerate(self._waiting):
             if order.run_id == run_id:
                 del self._waiting[place]
@@ -239,14 +243,27 @@ class WorkflowHost:
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
             order = self._waiting.popleft()
-            if order.resumed and read_turn(self._store, order.run) is None:
-                # Somebody without a way to this cluster has withdrawn it.
+            if self._was_withdrawn(order):
                 self._driven.pop(order.run_id).set_result(None)
             else:
                 self._start(order)
 
+    def _was_withdrawn(self, order: _Order) -> bool:
+        """Whether somebody without a way to this cluster has taken it out of the queue."""
+        try:
+            return order.resumed and read_turn(self._store, order.run) is None
+        except VerlWorkflowError:
+            # Its driver will meet the storage's trouble, and tell of it.
+            return False
+
     def _has_ended(self, run_id: str) -> bool:
         return read_run(self._store, run_id, progress=False).status in TERMINAL_STATES
+
+    async def _has_recovered(self, run_id: str) -> None:
+        """Wait until it is known whether this host has to take the workflow up; that of others may stay unknown."""
+        await self._recovered
+        while path_part(run_id) in self._unread:
+            await asyncio.sleep(_AGAIN_S)
 
     async def _recover(self) -> None:
         """Take up what an earlier process of this host was driving or had in its queue."""
@@ -256,23 +273,45 @@ class WorkflowHost:
             return
         while True:
             try:
-                orders = await asyncio.to_thread(self._left_behind)
+                await self._take_up(await asyncio.to_thread(self._store.folders, "runs"))
                 break
             except VerlWorkflowError as error:
                 # Whoever asks this host for something waits for it.
-                _log.warning("what was left behind cannot be read yet: %s", error)
+                _log.warning("what was left behind cannot be listed yet: %s", error)
                 await asyncio.sleep(_AGAIN_S)
-        for order in orders:
-            self._submit(order, recorded=True)
-            self._taken_up.add(order.run_id)
+        self._late = asyncio.ensure_future(self._recover_late())
 
-    def _left_behind(self) -> list[_Order]:
+    async def _recover_late(self) -> None:
+        while self._unread:
+            await asyncio.sleep(_AGAIN_S)
+            await self._take_up(self._unread)
+
+    async def _take_up(self, folders: Collection[str]) -> None:
+        """Take up what was left behind in these folders; those that the storage does not give now are `_unread`."""
+        unread: set[str] = set()
+        for order in await asyncio.to_thread(self._left_behind, folders, unread):
+            if order.run_id in self._driven:
+                continue
+            try:
+                self._submit(order, recorded=True)
+                self._taken_up.add(order.run_id)
+            except VerlWorkflowError:
+                unread.add(path_part(order.run_id))
+        if unread - self._unread:
+            _log.warning("the storage does not give all that was left behind: %s", sorted(unread))
+        self._unread = unread
+
+    def _left_behind(self, folders: Collection[str], unread: set[str]) -> list[_Order]:
         found: list[tuple[bool, float, _Order]] = []
-        for state in list_runs(self._store):
+        for state in list_runs(self._store, among=folders, unread=unread):
             waiting = state.status is RunStatus.PENDING and state.host == self._token
             mine = state.owner is not None and state.owner.get("driver") == self._token
             if waiting or (mine and state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE}):
-                turn = read_turn(self._store, state.key)
+                try:
+                    turn = read_turn(self._store, state.key)
+                except VerlWorkflowError:
+                    unread.add(path_part(state.run_id))
+                    continue
                 # Its job may be over: whatever its workers have loaded is not trusted.
                 order = _Order(
                     run=state.key,

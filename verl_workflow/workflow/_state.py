@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -121,16 +121,31 @@ def read_run(store: Store, run_id: str, *, progress: bool = True) -> RunState:
     return _read(store, read_definition(store, run_id), with_progress=progress)
 
 
-def list_runs(store: Store) -> list[RunState]:
-    """All runs, sorted by id. One that cannot be read is there too, with status DAMAGED and the reason in `error`."""
+def list_runs(store: Store, *, among: Collection[str] | None = None, unread: set[str] | None = None) -> list[RunState]:
+    """All runs, sorted by id. One that cannot be read is there too, with status DAMAGED and the reason in `error`.
+
+    Args:
+        among: look at these folders alone. unread: takes in the folders that the storage fails to give; None: that is
+            an error.
+    """
     # A hidden folder is somebody's own: no run is called so.
-    folders = [folder for folder in store.folders("runs") if not folder.startswith(".")]
+    folders = [folder for folder in (store.folders("runs") if among is None else among) if not folder.startswith(".")]
+
+    def look(folder: str) -> RunState | None:
+        try:
+            return _listed(store, folder)
+        except VerlWorkflowError:
+            if unread is None:
+                raise
+            unread.add(folder)
+            return None
+
     if store.local_path is not None:
-        found = [_listed(store, folder) for folder in folders]
+        found = [look(folder) for folder in folders]
     else:
         # From afar each takes several requests of tens of milliseconds.
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            found = list(pool.map(lambda folder: _listed(store, folder), folders))
+            found = list(pool.map(look, folders))
     return [state for state in found if state is not None]
 
 

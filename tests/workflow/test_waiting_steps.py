@@ -1,0 +1,95 @@
+"""Steps that wait, among steps whose values are not kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from _flows import named
+from _graphs import Planned, mark, node, output, record, run_graph
+from _pieces import executions
+
+from verl_workflow import workflow
+from verl_workflow.storage import Store
+from verl_workflow.workflow import Driver, EventListener, RayLauncher, RunStatus
+from verl_workflow.workflow._events import get_message, message_committed
+from verl_workflow.workflow._graph import Graph
+
+
+class Once(EventListener):
+    """Its event is used up by being told that it is committed."""
+
+    async def poll_for_event(self, folder: str) -> str:
+        mark(folder, "polled")
+        if executions(Path(folder), "told"):
+            raise LookupError("the event is used up")
+        return folder
+
+    async def event_checkpointed(self, event: str) -> None:
+        mark(event, "told")
+
+
+def breaks_until_mended(folder: str, value: Any) -> Any:
+    if not (Path(folder) / "mended").exists():
+        raise ValueError("broken")
+    return value
+
+
+def test_an_event_below_steps_that_are_not_kept_is_not_waited_for_again(store: Store, marks: Path) -> None:
+    folder = str(marks)
+
+    def await_it() -> Any:
+        return workflow.wait_for_event(Once, folder)
+
+    def use(event: str) -> str:
+        mark(folder, "used")
+        return f"used {Path(event).name}"
+
+    used = node(use, node(await_it, checkpoint=False), checkpoint=False)
+    graph = record(store, "r", node(breaks_until_mended, folder, used))
+    assert run_graph(store, "r", graph).status is RunStatus.FAILED
+    (marks / "mended").touch()
+    state = run_graph(store, "r", graph)
+    assert state.status is RunStatus.SUCCEEDED, state.error
+    assert output(store, "r") == "used marks"
+    # What uses the event was executed again, and was given it.
+    assert len(executions(marks, "used")) == 2
+    assert len(executions(marks, "polled")) == len(executions(marks, "told")) == 1
+
+
+@ray.remote(num_cpus=0)
+def rest(seconds: float) -> Any:
+    return workflow.continuation(workflow.sleep(seconds))
+
+
+@ray.remote(num_cpus=0)
+def pair(*values: Any) -> Any:
+    return values
+
+
+@pytest.mark.usefixtures("flows")
+def test_a_step_that_is_not_kept_may_go_on_with_one_that_waits() -> None:
+    unkept = rest.options(**named("rest", checkpoint=False)).bind(0.1)
+    assert workflow.run(pair.bind(unkept, pair.bind(unkept))) == (None, (None,))
+
+
+def unkept(options: Any) -> Any:
+    """As the options of waiting steps may be in workflows that were recorded long ago."""
+    return dataclasses.replace(options, checkpoint=False)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_values_of_waiting_steps_that_are_not_kept_are_handed_on(store: Store, marks: Path) -> None:
+    def use(event: tuple[str, str], *others: Any) -> tuple[str, int]:
+        return event[1], len(others)
+
+    told = node(get_message, Planned, str(marks), "told", hosted=True, ray={"num_cpus": 0})
+    committed = node(message_committed, Planned, told, hosted=True)
+    # To a worker, and to another step that waits.
+    recorded = record(store, "r", node(use, committed, told))
+    nodes = [dataclasses.replace(each, options=unkept(each.options)) for each in recorded.nodes]
+    Driver(store, "r", Graph(nodes=tuple(nodes)), RayLauncher(), lease_s=0.1, poll_s=0.1).run()
+    assert output(store, "r") == ("told", 1)
