@@ -78,6 +78,12 @@ class WorkflowHost:
             )
         return self._token
 
+    async def admit(self) -> None:
+        """Raises queue.Full when no other workflow would be taken: to be asked before anything is written for one."""
+        await self._recovered
+        if not self._has_room():
+            raise _full()
+
     async def begin(
         self, run_id: str, definition: dict[str, Any], call: str, caller: Caller, seed: Sequence[dict[str, Any]] = ()
     ) -> None:
@@ -94,10 +100,8 @@ class WorkflowHost:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
         """
         await self._recovered
-        if not self._has_room():
-            if await asyncio.to_thread(self._has_begun, run_id, call):
-                return
-            raise queue.Full("Workflow queue has been full")
+        if not self._has_room() and not await asyncio.to_thread(self._has_begun, run_id, call):
+            raise _full()
         self._beginning += 1
         try:
             more = {"host": self._token, "call": call, "seed": list(seed)}
@@ -112,7 +116,7 @@ class WorkflowHost:
             # Recorded by this very call, whose answer was lost, or by it in a process before this one.
         finally:
             self._beginning -= 1
-        self._submit(_Order(run_id=run_id, caller=caller), recorded=True)
+        self._submit(_Order(run_id=run_id, caller=caller))
 
     async def submit(self, run_id: str, caller: Caller, reset: Sequence[str] = ()) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -125,6 +129,8 @@ class WorkflowHost:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
+        if run_id not in self._driven and not self._has_room():
+            raise _full()
         self._submit(_Order(run_id=run_id, caller=caller, reset=tuple(reset), resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
@@ -145,8 +151,8 @@ class WorkflowHost:
         await self._recovered
         for place, order in enumerate(self._waiting):
             if order.run_id == run_id:
-                del self._waiting[place]
                 clear_turn(self._store, run_id)
+                del self._waiting[place]
                 future = self._driven.pop(run_id)
                 future.set_result(None)
                 return True
@@ -168,13 +174,11 @@ class WorkflowHost:
         waiting = {order.run_id for order in self._waiting}
         return [run_id for run_id in self._driven if run_id not in waiting]
 
-    def _submit(self, order: _Order, *, recorded: bool = False) -> None:
+    def _submit(self, order: _Order) -> None:
         if order.run_id in self._driven:
             raise RuntimeError(f"Workflow '{order.run_id}' is already running or pending.")
-        running, pending = self._limits
+        running, _ = self._limits
         if running >= 0 and len(self._active()) >= running:
-            if 0 <= pending <= len(self._waiting) and not recorded:
-                raise queue.Full("Workflow queue has been full")
             if order.resumed:
                 record_turn(self._store, order.run_id, Turn(host=self._token, reset=order.reset))
             self._waiting.append(order)
@@ -183,21 +187,32 @@ class WorkflowHost:
         self._driven[order.run_id] = asyncio.get_running_loop().create_future()
         self._start(order)
 
-    def _start(self, order: _Order) -> None:
+    def _start(self, order: _Order, *, waited: bool = False) -> None:
         loop = asyncio.get_running_loop()
 
         def drive() -> None:
             stopped: BaseException | None = None
             try:
-                if order.resumed:
-                    clear_turn(self._store, order.run_id)
-                self._drive(order)
+                if not order.resumed or self._leave_queue(order, waited):
+                    self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
                 stopped = error
             loop.call_soon_threadsafe(self._ended, order.run_id, stopped)
 
         threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
+
+    def _leave_queue(self, order: _Order, waited: bool) -> bool:
+        """Whether it is still to be driven: somebody without a way to this cluster may have withdrawn it."""
+        while True:
+            try:
+                wanted = not waited or read_turn(self._store, order.run_id) is not None
+                clear_turn(self._store, order.run_id)
+                return wanted
+            except VerlWorkflowError as error:
+                # Left there, it would seem to wait for its turn as long as this host lives.
+                _log.warning("the turn of workflow %s cannot be taken away yet: %s", order.run_id, error)
+                time.sleep(_AGAIN_S)
 
     def _drive(self, order: _Order) -> None:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
@@ -216,12 +231,7 @@ class WorkflowHost:
         self._driven.pop(run_id).set_result(stopped)
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
-            order = self._waiting.popleft()
-            if order.resumed and read_turn(self._store, order.run_id) is None:
-                # Somebody without a way to this cluster has withdrawn it.
-                self._driven.pop(order.run_id).set_result(None)
-            else:
-                self._start(order)
+            self._start(self._waiting.popleft(), waited=True)
 
     def _has_ended(self, run_id: str) -> bool:
         return read_run(self._store, run_id, progress=False).status in TERMINAL_STATES
@@ -241,7 +251,7 @@ class WorkflowHost:
                 _log.warning("what was left behind cannot be read yet: %s", error)
                 await asyncio.sleep(_AGAIN_S)
         for order in orders:
-            self._submit(order, recorded=True)
+            self._submit(order)
             self._taken_up.add(order.run_id)
 
     def _left_behind(self) -> list[_Order]:
@@ -260,3 +270,7 @@ class WorkflowHost:
                 )
                 found.append((waiting, state.created_at or time.time(), order))
         return [order for _, _, order in sorted(found, key=lambda each: each[:2])]
+
+
+def _full() -> queue.Full:
+    return queue.Full("Workflow queue has been full")

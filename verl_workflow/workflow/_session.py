@@ -55,6 +55,7 @@ def begin_workflow(
     store = storage()
     if run_exists(store, workflow_id):
         return go_on(existing(workflow_id), "accept")
+    ask("admit")
     folder = run_folder(workflow_id)
     view = DagView(args, kwargs)
     graph = graph_of(dag, view, store, f"{folder}/objects", is_node=is_node, path=python_path())
@@ -73,6 +74,7 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
     fork_id = new_id() if fork_id is None else fork_id
     store = storage()
     check_fork(store, state, from_step, fork_id)
+    ask("admit")
     forked = copy_workflow(store, state, from_step, fork_id)
     ask("begin", fork_id, forked.definition, uuid.uuid4().hex, client().caller(), forked.seed)
     return fork_id
