@@ -20,10 +20,14 @@ def take_over(
     *,
     owner: Mapping[str, Any],
     steps: Sequence[str],
+    remedy: str,
     force: bool,
     lease_s: float,
 ) -> None:
     """Claim the run; the journal is then read to its end and may be written to.
+
+    Args:
+        remedy: what a user may do who finds that another driver has it.
 
     Raises:
         UserError: RUN_TERMINAL or RUN_OWNED; see `Driver.run`.
@@ -32,14 +36,15 @@ def take_over(
     while True:
         _refuse_ended(before, run_id)
         epoch = before.epoch
-        if before.owner is not None and before.status is RunStatus.RUNNING and not force:
-            _await_gone(store, run_id, before, before.owner, lease_s)
+        driven = before.owner is not None and before.status is RunStatus.RUNNING
+        if driven and not force and not _is_gone(store, run_id, before, lease_s):
+            raise _owned(run_id, before.owner or {}, remedy)
         if journal.claim(Claimed(owner=dict(owner), steps=list(steps))):
             return
         now = journal.read()
         _refuse_ended(now, run_id)
         if now.epoch != epoch or not force:
-            raise _owned(run_id, now.owner or {})
+            raise _owned(run_id, now.owner or {}, remedy)
         before = now
 
 
@@ -53,17 +58,15 @@ def _refuse_ended(state: Folded, run_id: str) -> None:
         )
 
 
-def _await_gone(store: Store, run_id: str, state: Folded, owner: Mapping[str, Any], lease_s: float) -> None:
-    if known_gone(read_heartbeat(store, run_id), owner, state.epoch):
-        return
-    if not seen_unchanged(store, run_id, lease_s):
-        raise _owned(run_id, owner)
+def _is_gone(store: Store, run_id: str, state: Folded, lease_s: float) -> bool:
+    known = known_gone(read_heartbeat(store, run_id), state.owner or {}, state.epoch)
+    return known or seen_unchanged(store, run_id, lease_s)
 
 
-def _owned(run_id: str, owner: Mapping[str, Any]) -> UserError:
+def _owned(run_id: str, owner: Mapping[str, Any], remedy: str) -> UserError:
     return UserError(
         ErrorCode.RUN_OWNED,
         f"another driver runs it: process {owner.get('pid')} on {owner.get('host')}",
         where=run_id,
-        remedy="Wait for it to end, or take the run from it with --force.",
+        remedy=remedy,
     )
