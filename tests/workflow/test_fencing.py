@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _graphs import node, record, run_graph
 from _pieces import IMPATIENT, Marking, diamond, drive, executions, journal, of_kind
 
 from verl_workflow.errors import ErrorCode, FencedError, UserError
@@ -139,6 +141,36 @@ def test_a_driver_that_shows_signs_of_life_keeps_the_run(store: Store) -> None:
         owner.join(20)
     assert results[0].status is RunStatus.SUCCEEDED
     assert len(of_kind(journal(store, "r"), "claimed")) == 1
+
+
+def _until_told(folder: Path) -> None:
+    (folder / "started").touch()
+    _await_file(folder / "go")
+
+
+def _await_file(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path}"
+        time.sleep(0.01)
+
+
+def test_whoever_finds_a_workflow_driven_elsewhere_is_told_what_can_be_done(store: Store, marks: Path) -> None:
+    graph = record(store, "w", node(_until_told, marks))
+    owner = threading.Thread(target=lambda: run_graph(store, "w", graph, heartbeat_s=0.1))
+    owner.start()
+    try:
+        _await_file(marks / "started")
+        with pytest.raises(UserError) as caught:
+            run_graph(store, "w", graph, lease_s=20.0)
+    finally:
+        (marks / "go").touch()
+        owner.join(20)
+    assert caught.value.code is ErrorCode.RUN_OWNED
+    assert caught.value.remedy == (
+        "Wait for it to end, or stop it with workflow.cancel('w'). Once it shows no sign of life for 20 s, the "
+        "workflow can be taken up with workflow.resume('w')."
+    )
 
 
 def test_a_late_heartbeat_does_not_speak_for_the_new_owner(store: Store) -> None:

@@ -1,94 +1,270 @@
-"""The host's queue: who leaves it from afar, and what a rebuilt host takes up."""
+"""What a host takes and refuses, when several ask at once and when it dies in between."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import logging
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
-from _flows import (
-    executions,
-    go,
-    kill_driver,
-    marked,
-    refusing_until,
-    started,
-    store,
-    until,
-    waiting,
-)
+from _flows import add, executions, go, mark, marked, named, refusing_until, started, store, until, waiting
 
 from verl_workflow import workflow
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.storage import Store
+from verl_workflow.workflow import Driver, InlineLauncher, _session, create_run
+from verl_workflow.workflow._client import Client
+from verl_workflow.workflow._dag import DagView, is_node
+from verl_workflow.workflow._graph import Names, graph_of
+from verl_workflow.workflow._names import RunKey
+from verl_workflow.workflow._node import save_graph
+from verl_workflow.workflow._state import read_graph
 
 pytestmark = pytest.mark.usefixtures("flows")
 
-CANCEL = """
-import sys
-import ray
-from verl_workflow import workflow
 
-workflow.init(storage=sys.argv[1])
-workflow.cancel(sys.argv[2])
-assert not ray.is_initialized()
-print(workflow.get_status(sys.argv[2]).value)
-"""
+class WatchedStore(Store):
+    """A storage that leaves marks of what a host does with it. Args: marks: a folder."""
 
+    def __init__(self, uri: str, marks: Path) -> None:
+        super().__init__(uri)
+        self._marks = marks
 
-def cancel_from_afar(workflow_id: str) -> str:
-    """Cancel in a process that has no way to the cluster; gives the status that it sees."""
-    done = subprocess.run(
-        [sys.executable, "-c", CANCEL, store().uri, workflow_id], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.uri, self._marks)
 
 
-def failed(workflow_id: str, marks: Path) -> None:
+class HoldingStore(WatchedStore):
+    """Holds the records of new workflows back until the test says ``go``."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith("/definition.json") and "/held-" in key:
+            mark(self._marks, "held")
+            while not (self._marks / "go").exists():
+                time.sleep(0.02)
+        return super().create(key, data)
+
+
+class DyingBeforeRecording(WatchedStore):
+    """Ends its process before the first record of a workflow is written."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith("/definition.json") and mark(self._marks, "record") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().create(key, data)
+
+
+class DyingAfterRecording(WatchedStore):
+    """Ends its process when the first record of a workflow is written, and nobody has been told so."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        done = super().create(key, data)
+        if key.endswith("/definition.json") and mark(self._marks, "record") == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+
+class TroubledStore(WatchedStore):
+    """Cannot be asked whose turn it is while the test leaves ``trouble`` there."""
+
+    def get(self, key: str) -> bytes | None:
+        if key.endswith("/turn.json") and (self._marks / "trouble").exists():
+            mark(self._marks, "refused")
+            raise VerlWorkflowError(ErrorCode.STORAGE, "the storage is away", retryable=True)
+        return super().get(key)
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Callable[..., Store]:
+    """Begins a host of its own, with limits, on a storage of this kind."""
+
+    def begin(running: int, pending: int, kind: Any = Store, *args: Any) -> Store:
+        client = Client(kind(str(tmp_path / "queue"), *args), running, pending)
+        _session.use(client)
+        client.host()
+        return client.store
+
+    return begin
+
+
+def definition_of(dag: Any) -> dict[str, Any]:
+    """What is recorded of a workflow; its graph lies in a folder that belongs to none."""
+    graph = graph_of(dag, DagView(), store(), "graphs/objects", is_node=is_node)
+    saved = save_graph(graph, store(), "graphs")
+    root = Names().give(saved.names)[-1]
+    return {"workflow": {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": {}}}
+
+
+def begin(key: RunKey, definition: dict[str, Any]) -> None:
+    _session.ask("begin", key, definition, _session.client().caller())
+
+
+def fail(marks: Path, name: str, value: Any = None) -> None:
+    """A workflow of this name that fails, until there is a mark ``mended``."""
     with pytest.raises(workflow.WorkflowExecutionError):
-        workflow.run(refusing_until.bind(marks, workflow_id, "mended"), workflow_id=workflow_id)
+        workflow.run(refusing_until.options(num_cpus=0).bind(marks, name, "mended", value), workflow_id=name)
 
 
-def test_a_failed_workflow_is_taken_out_of_the_queue_without_a_way_to_the_cluster(tmp_path: Path, marks: Path) -> None:
-    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=1)
-    failed("failed", marks)
-    slow = workflow.run_async(waiting.bind(marks, "slow"), workflow_id="slow")
-    started(marks, "slow")
-    taken_up = workflow.resume_async("failed")
-    behind = workflow.run_async(marked.bind(marks, "behind", 2), workflow_id="behind")
-    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
-    assert cancel_from_afar("failed") == "FAILED"
-    # Its place is free for it, though the host has not come to it yet.
-    again = workflow.resume_async("failed")
-    until(lambda: workflow.get_status("failed") is workflow.PENDING, "queued resume")
-    assert cancel_from_afar("failed") == "FAILED"
+def occupy(marks: Path, name: str = "slow") -> Any:
+    """A workflow that runs until the test says ``go``."""
+    ref = workflow.run_async(waiting.bind(marks, name, name), workflow_id=name)
+    started(marks, name)
+    return ref
+
+
+# Calls whose answer is lost
+
+
+def test_a_workflow_that_a_call_has_recorded_is_driven_when_that_call_comes_again(marks: Path) -> None:
+    definition = definition_of(marked.bind(marks, "a", 1))
+    host = _session.client().host()
+    # What is there when the storage has written the record and its answer was lost.
+    key = create_run(store(), "w", definition, host=_session.client().token, seed=[])
+    with pytest.raises(RuntimeError, match="Workflow 'w' is already running or pending"):
+        begin(RunKey.new("w"), definition)
+    begin(key, definition)
+    until(lambda: workflow.get_status("w") is workflow.SUCCESSFUL, "end of the workflow")
+    assert workflow.get_output("w") == 1
+    assert ray.get(host.wait.remote("w")) is None
+
+
+def test_a_call_that_comes_again_is_accepted_and_nothing_runs_twice(marks: Path) -> None:
+    definition = definition_of(waiting.bind(marks, "a", 1))
+    key = RunKey.new("w")
+    for _ in range(3):
+        begin(key, definition)
+    started(marks, "a")
+    begin(key, definition)
+    with pytest.raises(RuntimeError, match="Workflow 'w' is already running or pending"):
+        begin(RunKey.new("w"), definition)
     go(marks)
-    (marks / "mended").touch()
-    assert ray.get([slow, behind], timeout=120) == [None, 2]
-    for reference in (taken_up, again):
-        with pytest.raises(workflow.WorkflowExecutionError):
-            ray.get(reference, timeout=120)
-    assert executions(marks, "failed") == 1
-    # It may be taken up again.
-    assert workflow.resume("failed") is None
+    assert _session.deliver("w") == 1
+    begin(key, definition)
+    assert _session.deliver("w") == 1
+    assert executions(marks, "a") == 1
 
 
-def test_a_workflow_that_the_storage_does_not_give_keeps_no_other_from_being_taken_up(
-    tmp_path: Path, marks: Path
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", [DyingBeforeRecording, DyingAfterRecording])
+def test_a_host_that_dies_while_it_records_a_workflow_has_begun_it_once(limited: Any, marks: Path, kind: Any) -> None:
+    limited(1, 0, kind, marks)
+    ref = workflow.run_async(waiting.bind(marks, "a", 1), workflow_id="w")
+    started(marks, "a")
+    with pytest.raises(queue.Full):
+        workflow.run(add.bind(1, 2), workflow_id="other")
+    go(marks)
+    assert ray.get(ref) == 1
+    assert executions(marks, "record") > 0
+    assert executions(marks, "a") == 1
+
+
+# A full queue
+
+
+def test_nothing_is_left_of_what_a_full_queue_refuses(limited: Any, marks: Path) -> None:
+    kept = limited(1, 0)
+    workflow.run(add.options(**named("sum")).bind(ray.put(1), 2), workflow_id="done")
+    slow = occupy(marks)
+    before = kept.list("runs/done")
+    with pytest.raises(queue.Full, match="Workflow queue has been full"):
+        workflow.run_async(add.bind(ray.put(1), 2), workflow_id="refused")
+    with pytest.raises(queue.Full, match="Workflow queue has been full"):
+        workflow.fork_async("done", "sum", new_workflow_id="fork")
+    assert kept.list("runs/refused") == kept.list("runs/fork") == []
+    assert kept.list("runs/done") == before
+    go(marks)
+    assert ray.get(slow) == "slow"
+
+
+def test_workflows_that_begin_at_once_do_not_go_over_the_limits(limited: Any, marks: Path) -> None:
+    kept = limited(1, 1, HoldingStore, marks)
+    fail(marks, "failed")
+    client = _session.client()
+    definition = definition_of(marked.bind(marks, "a", 1))
+    begun = {
+        client.host().begin.remote(RunKey.new(f"held-{n}"), definition, client.caller()): f"held-{n}" for n in range(6)
+    }
+    refused, taken = ray.wait(list(begun), num_returns=4, timeout=60)
+    for ref in refused:
+        with pytest.raises(queue.Full):
+            ray.get(ref)
+        assert kept.list(f"runs/{begun[ref]}") == []
+    # Nor does one that is taken up get a place that is promised already.
+    with pytest.raises(queue.Full):
+        workflow.resume_async("failed")
+    assert workflow.get_status("failed") is workflow.FAILED
+    assert (executions(marks, "held"), len(taken)) == (2, 2)
+    go(marks)
+    ray.get(taken)
+    assert [_session.deliver(begun[ref]) for ref in taken] == [1, 1]
+
+
+def test_resume_all_takes_up_what_the_queue_takes_and_logs_the_rest(
+    limited: Any, marks: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=2)
-    first = {name: workflow.run_async(waiting.bind(marks, name, name), workflow_id=name) for name in ("a", "b")}
-    behind = workflow.run_async(marked.bind(marks, "behind", 3), workflow_id="behind")
-    for name in first:
-        started(marks, name)
-    lost = tmp_path / "queue" / "runs" / "a" / "definition.json"
-    kept = lost.rename(tmp_path / "kept.json")
-    # Nobody can read it, and it is not missing.
-    lost.symlink_to(lost.name)
-    kill_driver("b")
+    limited(1, 2)
+    for name in ("f1", "f2", "f3", "f4"):
+        fail(marks, name, name)
+    (marks / "mended").touch()
+    slow = occupy(marks)
+    with caplog.at_level(logging.WARNING, "verl_workflow"):
+        found = dict(workflow.resume_all(include_failed=True))
+    assert list(found) == ["f1", "f2"]
+    told = [record.getMessage() for record in caplog.records]
+    assert [line for line in told if "not resumed" in line] == [
+        f"workflow {name} is not resumed: Workflow queue has been full" for name in ("f3", "f4")
+    ]
+    assert {workflow.get_status(name) for name in ("f3", "f4")} == {workflow.FAILED}
     go(marks)
-    assert ray.get([first["b"], behind], timeout=120) == ["b", 3]
-    assert workflow.run(marked.bind(marks, "new", 4), workflow_id="new") == 4
-    kept.replace(lost)
-    assert ray.get(first["a"], timeout=120) == "a"
+    assert ray.get([slow, *found.values()]) == ["slow", "f1", "f2"]
+    assert [executions(marks, name) for name in ("f1", "f2", "f3", "f4")] == [2, 2, 1, 1]
+
+
+# Those who wait in it
+
+
+def test_a_queued_workflow_that_has_ended_elsewhere_is_not_run_and_its_waiters_get_the_value(
+    limited: Any, marks: Path
+) -> None:
+    kept = limited(1, 2)
+    fail(marks, "w", 7)
+    (marks / "mended").touch()
+    slow = occupy(marks)
+    taken_up = workflow.resume_async("w")
+    got: list[Any] = []
+    waiter = threading.Thread(target=lambda: got.append(_session.deliver("w")))
+    waiter.start()
+    assert workflow.get_status("w") is workflow.PENDING
+    recorded = workflow.read_run(kept, "w").definition["workflow"]
+    elsewhere = Driver(kept, "w", read_graph(kept, recorded["graph"], recorded["sha256"]), InlineLauncher()).run()
+    assert elsewhere.status.value == "succeeded"
+    go(marks)
+    assert ray.get([slow, taken_up]) == ["slow", 7]
+    waiter.join(60)
+    assert got == [7]
+    assert executions(marks, "w") == 2
+    assert workflow.read_run(kept, "w").epoch == elsewhere.epoch
+
+
+def test_a_storage_that_is_away_when_a_turn_has_come_loses_neither_the_workflow_nor_its_place(
+    limited: Any, marks: Path
+) -> None:
+    limited(1, 1, TroubledStore, marks)
+    fail(marks, "w", 7)
+    (marks / "mended").touch()
+    slow = occupy(marks)
+    taken_up = workflow.resume_async("w")
+    (marks / "trouble").touch()
+    go(marks)
+    assert ray.get(slow) == "slow"
+    started(marks, "refused")
+    (marks / "trouble").unlink()
+    assert ray.get(taken_up, timeout=60) == 7
+    assert workflow.run(add.bind(1, 2)) == 3

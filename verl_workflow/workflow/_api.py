@@ -374,7 +374,7 @@ def continuation(dag_node: Any) -> Any:
     Outside of a workflow, the graph is executed by Ray at once, and its value is returned.
 
     Raises:
-        TypeError: this is no graph.
+        TypeError: this is no graph, or one with an `InputNode`, for which there is nothing.
     """
     from verl_workflow.workflow._dag import is_node
 

@@ -13,10 +13,10 @@ class DagView:
 
     Args:
         args, kwargs: what stands for its ``InputNode``: the one argument itself, or all of them, reached by number or
-            name.
+            name. None: there is nothing it could stand for.
     """
 
-    def __init__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(self, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None) -> None:
         self._args, self._kwargs = args, kwargs or {}
         self._seen: dict[int, tuple[Any, StepNode | Input]] = {}
 
@@ -45,6 +45,8 @@ class DagView:
     def _input(self) -> Any:
         from ray.dag.input_node import DAGInputData
 
+        if self._args is None:
+            raise TypeError("This graph has no input: an InputNode stands for the arguments of workflow.run alone.")
         if len(self._args) == 1 and not self._kwargs:
             return self._args[0]
         return DAGInputData(*self._args, **self._kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 
@@ -26,10 +28,23 @@ def execute_directly(root: Any) -> Any:
         stack.pop()
         if id(node) not in refs:
             args, kwargs = _replaced((step.args, dict(step.kwargs)), refs, is_node)
-            refs[id(node)] = ray.remote(step.function).options(**step.options.ray).remote(*args, **kwargs)
+            function = _awaited(step.function) if step.options.hosted else step.function
+            refs[id(node)] = ray.remote(function).options(**step.options.ray).remote(*args, **kwargs)
     value = ray.get(refs[id(root)])
     # A step that itself returns a continuation.
     return execute_directly(value) if is_node(value) else value
+
+
+def _awaited(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """The same for Ray, whose tasks give no awaitables."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        async def result() -> Any:
+            return await function(*args, **kwargs)
+
+        return asyncio.run(result())
+
+    return call
 
 
 def _nodes_in(value: Any, is_node: Any) -> list[Any]:

@@ -82,7 +82,12 @@ class Driver:
         if isinstance(plan, Plan):
             steps = plan.in_order()
             self._targets = [step.name for step in steps]
+            self._remedy = "Wait for it to end, or take the run from it with --force."
         else:
+            self._remedy = (
+                f"Wait for it to end, or stop it with workflow.cancel({run_id!r}). Once it shows no sign of life for "
+                f"{lease_s:g} s, the workflow can be taken up with workflow.resume({run_id!r})."
+            )
             steps = steps_of(plan, Names().give(node.name for node in plan.nodes), store)
             self._targets = [steps[-1].name]
         self._names = [step.name for step in steps]
@@ -122,6 +127,7 @@ class Driver:
             self._run,
             owner=self._owner,
             steps=self._names,
+            remedy=self._remedy,
             force=self._force,
             lease_s=self._lease_s,
         )

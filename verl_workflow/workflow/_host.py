@@ -108,10 +108,8 @@ class WorkflowHost:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
         """
         await self._has_recovered(run.run_id)
-        if not self._has_room():
-            if await asyncio.to_thread(self._has_begun, run):
-                return
-            raise queue.Full("Workflow queue has been full")
+        if not self._has_room() and not await asyncio.to_thread(self._has_begun, run):
+            raise _full()
         self._beginning += 1
         try:
             await asyncio.to_thread(
@@ -133,7 +131,7 @@ class WorkflowHost:
             # Recorded by this very call, whose answer was lost, or by it in a process before this one.
         finally:
             self._beginning -= 1
-        self._submit(_Order(run=run, caller=caller), recorded=True)
+        self._submit(_Order(run=run, caller=caller))
 
     async def submit(self, run_id: str, caller: Caller, reset: StepsReset | None = None) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -149,6 +147,8 @@ class WorkflowHost:
         if any(order.run_id == run_id and self._was_withdrawn(order) for order in self._waiting):
             await self.withdraw(run_id)
         run = await asyncio.to_thread(run_key, self._store, run_id)
+        if run_id not in self._driven and not self._has_room():
+            raise _full()
         self._submit(_Order(run=run, caller=caller, reset=reset, resumed=True))
 
     async def wait(self, run_id: str) -> BaseException | None:
@@ -169,8 +169,8 @@ class WorkflowHost:
         await self._has_recovered(run_id)
         for place, order in enumerate(self._waiting):
             if order.run_id == run_id:
-                del self._waiting[place]
                 clear_turn(self._store, order.run)
+                del self._waiting[place]
                 future = self._driven.pop(run_id)
                 future.set_result(None)
                 return True
@@ -191,13 +191,11 @@ class WorkflowHost:
         waiting = {order.run_id for order in self._waiting}
         return [run_id for run_id in self._driven if run_id not in waiting]
 
-    def _submit(self, order: _Order, *, recorded: bool = False) -> None:
+    def _submit(self, order: _Order) -> None:
         if order.run_id in self._driven:
             raise RuntimeError(f"Workflow '{order.run_id}' is already running or pending.")
-        running, pending = self._limits
+        running, _ = self._limits
         if running >= 0 and len(self._active()) >= running:
-            if 0 <= pending <= len(self._waiting) and not recorded:
-                raise queue.Full("Workflow queue has been full")
             if order.resumed:
                 record_turn(self._store, order.run, Turn(host=self._token, reset=order.reset))
             self._waiting.append(order)
@@ -206,21 +204,32 @@ class WorkflowHost:
         self._driven[order.run_id] = asyncio.get_running_loop().create_future()
         self._start(order)
 
-    def _start(self, order: _Order) -> None:
+    def _start(self, order: _Order, *, waited: bool = False) -> None:
         loop = asyncio.get_running_loop()
 
         def drive() -> None:
             stopped: BaseException | None = None
             try:
-                if order.resumed:
-                    clear_turn(self._store, order.run)
-                self._drive(order)
+                if not order.resumed or self._leave_queue(order, waited):
+                    self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
                 stopped = error
             loop.call_soon_threadsafe(self._ended, order.run_id, stopped)
 
         threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
+
+    def _leave_queue(self, order: _Order, waited: bool) -> bool:
+        """Whether it is still to be driven: somebody without a way to this cluster may have withdrawn it."""
+        while True:
+            try:
+                wanted = not waited or read_turn(self._store, order.run) is not None
+                clear_turn(self._store, order.run)
+                return wanted
+            except VerlWorkflowError as error:
+                # Left there, it would seem to wait for its turn as long as this host lives.
+                _log.warning("the turn of workflow %s cannot be taken away yet: %s", order.run_id, error)
+                time.sleep(_AGAIN_S)
 
     def _drive(self, order: _Order) -> None:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
@@ -242,11 +251,7 @@ class WorkflowHost:
         self._driven.pop(run_id).set_result(stopped)
         running, _ = self._limits
         while self._waiting and (running < 0 or len(self._active()) < running):
-            order = self._waiting.popleft()
-            if self._was_withdrawn(order):
-                self._driven.pop(order.run_id).set_result(None)
-            else:
-                self._start(order)
+            self._start(self._waiting.popleft(), waited=True)
 
     def _was_withdrawn(self, order: _Order) -> bool:
         """Whether somebody without a way to this cluster has taken it out of the queue."""
@@ -293,7 +298,7 @@ class WorkflowHost:
             if order.run_id in self._driven:
                 continue
             try:
-                self._submit(order, recorded=True)
+                self._submit(order)
                 self._taken_up.add(order.run_id)
             except VerlWorkflowError:
                 unread.add(path_part(order.run_id))
@@ -321,3 +326,7 @@ class WorkflowHost:
                 )
                 found.append((waiting, state.created_at or time.time(), order))
         return [order for _, _, order in sorted(found, key=lambda each: each[:2])]
+
+
+def _full() -> queue.Full:
+    return queue.Full("Workflow queue has been full")

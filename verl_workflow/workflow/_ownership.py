@@ -21,10 +21,14 @@ def take_over(
     *,
     owner: Mapping[str, Any],
     steps: Sequence[str],
+    remedy: str,
     force: bool,
     lease_s: float,
 ) -> None:
     """Claim the run; the journal is then read to its end and may be written to.
+
+    Args:
+        remedy: what a user may do who finds that another driver has it.
 
     Raises:
         UserError: RUN_TERMINAL or RUN_OWNED; see `Driver.run`.
@@ -35,13 +39,13 @@ def take_over(
         epoch = before.epoch
         last = before.owner if before.status is RunStatus.RUNNING and not force else None
         if last is not None and not is_gone(store, run, last, epoch, lease_s):
-            raise _owned(run.run_id, last)
+            raise _owned(run.run_id, last, remedy)
         if journal.claim(Claimed(owner=dict(owner), steps=list(steps))):
             return
         now = journal.read()
         _refuse_ended(now, run.run_id)
         if now.epoch != epoch or not force:
-            raise _owned(run.run_id, now.owner or {})
+            raise _owned(run.run_id, now.owner or {}, remedy)
         before = now
 
 
@@ -63,10 +67,10 @@ def is_gone(store: Store, run: RunKey, owner: Mapping[str, Any], epoch: int, lea
     return known_gone(read_heartbeat(store, run), owner, epoch) or seen_unchanged(store, run, lease_s)
 
 
-def _owned(run_id: str, owner: Mapping[str, Any]) -> UserError:
+def _owned(run_id: str, owner: Mapping[str, Any], remedy: str) -> UserError:
     return UserError(
         ErrorCode.RUN_OWNED,
         f"another driver runs it: process {owner.get('pid')} on {owner.get('host')}",
         where=run_id,
-        remedy="Wait for it to end, or take the run from it with --force.",
+        remedy=remedy,
     )

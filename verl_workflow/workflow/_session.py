@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from verl_workflow.errors import ErrorCode
@@ -62,7 +64,7 @@ def begin_workflow(
     saved = save_graph(graph, store, key.folder)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
-    ask("begin", key, {"workflow": record}, client().caller())
+    _begin(key, {"workflow": record})
     return workflow_id
 
 
@@ -76,8 +78,18 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
     check_fork(store, state, from_step, fork_id)
     key = RunKey.new(fork_id)
     forked = copy_workflow(store, state, from_step, key)
-    ask("begin", key, forked.definition, client().caller(), forked.seed)
+    _begin(key, forked.definition, forked.seed)
     return fork_id
+
+
+def _begin(key: RunKey, definition: dict[str, Any], seed: Sequence[dict[str, Any]] = ()) -> None:
+    """Have a workflow recorded and driven; what was written for one that is refused is removed."""
+    try:
+        ask("begin", key, definition, client().caller(), seed)
+    except (queue.Full, RuntimeError):
+        if not run_exists(storage(), key.run_id) or run_key(storage(), key.run_id) != key:
+            storage().delete_all(storage().list(key.folder), key.folder)
+        raise
 
 
 def new_id() -> str:
