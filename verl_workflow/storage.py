@@ -19,6 +19,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError
 from obstore.store import LocalStore, MemoryStore, from_url
 
+from verl_workflow.durable_files import write_durably
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.paths import absolute, refused
 
@@ -36,9 +37,8 @@ class Store:
         uri: a local path, ``file://``, ``s3://bucket/prefix``, ``gs://``, ``az://`` or ``memory://name``. A local root
             is created on the first write, not here. S3 credentials, region and endpoint come from ``AWS_*`` variables.
         durability: what a local disk promises. ``process``: what was written survives the death of any process.
-            ``power``: the file and its folders are flushed to the disk before a write returns, and after the file's
-            name has appeared. Default
-            ``VERL_WORKFLOW_DURABILITY``, or ``process``. Object stores always keep what they have taken.
+            ``power``: of the machine too; each write waits for the disk. Default ``VERL_WORKFLOW_DURABILITY``, or
+            ``process``. Object stores always keep what they have taken.
 
     Raises:
         UserError: the scheme is unknown or the URI cannot be understood.
@@ -80,22 +80,25 @@ class Store:
 
     def create(self, key: str, data: bytes) -> bool:
         """Write `key` only if it does not exist; True when this call wrote it, False when it was there already."""
+        if self._survives_power_cuts:
+            return self._write_durably(key, data, replace=False)
         try:
             obstore.put(self._backend(), key, data, mode="create")
         except AlreadyExistsError:
             return False
         except BaseError as error:
             raise self._failed("create", key, error) from error
-        self._flush(key)
         return True
 
     def put(self, key: str, data: bytes) -> None:
         """Write `key`, replacing what is there, atomically."""
+        if self._survives_power_cuts:
+            self._write_durably(key, data, replace=True)
+            return
         try:
             obstore.put(self._backend(), key, data)
         except BaseError as error:
             raise self._failed("write", key, error) from error
-        self._flush(key)
 
     def get(self, key: str) -> bytes | None:
         """The content of `key`, or None when it does not exist."""
@@ -187,20 +190,19 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.uri!r})"
 
-    def _flush(self, key: str) -> None:
+    @property
+    def _survives_power_cuts(self) -> bool:
+        return self.durability == POWER and self.local_path is not None
+
+    def _write_durably(self, key: str, data: bytes, *, replace: bool) -> bool:
         root = self.local_path
-        if self.durability != POWER or root is None:
-            return
-        path = root / key
+        assert root is not None
+        # Makes the root, or says what keeps it from being made.
+        self._backend()
         try:
-            for each in [path, *(folder for folder in path.parents if folder.is_relative_to(root.parent))]:
-                descriptor = os.open(each, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            return write_durably(root / key, data, replace=replace, root=root)
         except OSError as error:
-            raise self._failed("flush", key, error) from error
+            raise self._failed("write", key, error) from error
 
     def _absent(self) -> bool:
         root = self.local_path

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from verl_workflow.artifacts import Artifact, file_digest
+from verl_workflow.durable_files import flush_folder
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.registry._records import FileRecord
 
@@ -39,7 +40,7 @@ def copied(
             raise _unlike(source)
         check(source.path, partial)
         for folder in (partial, *(entry for entry in partial.rglob("*") if entry.is_dir())):
-            _flush(folder)
+            flush_folder(folder)
         yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -58,7 +59,7 @@ def put(partial: Path, target: Path, sha256: str) -> None:
         target.rename(old)
         partial.rename(target)
         shutil.rmtree(old, ignore_errors=True)
-    _flush(target.parent)
+    flush_folder(target.parent)
 
 
 def holds(folder: Path, sha256: str) -> bool:
@@ -129,11 +130,3 @@ def _unlike(source: Artifact) -> VerlWorkflowError:
         where=str(source.path),
         remedy="Something has changed the folder since: start a new run.",
     )
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

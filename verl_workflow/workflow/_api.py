@@ -48,7 +48,7 @@ def init(
             is, or any number.
         max_pending_workflows: how many may wait; more are refused with ``queue.Full``. -1 and None likewise.
         durability: ``process``: what was committed survives the death of any process; ``power``: of the machine too,
-            on a local disk (each file is flushed to it). Default ``VERL_WORKFLOW_DURABILITY``, or ``process``.
+            on a local disk, for which each write then waits. Default ``VERL_WORKFLOW_DURABILITY``, or ``process``.
 
     Raises:
         TypeError, ValueError: a limit is no whole number, or none that makes sense, or not the one that the running
