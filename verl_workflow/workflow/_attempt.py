@@ -6,6 +6,7 @@ import asyncio
 import base64
 import dataclasses
 import json
+import pickle
 import threading
 import time
 import traceback
@@ -22,6 +23,8 @@ from verl_workflow.workflow._progress import progress_key, read_progress
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
 _REPORT_INTERVAL_S = 1.0
+# Of an error's text, and of its pickle: the journal holds both, and everybody who looks at the run reads it.
+_LONGEST = 100_000
 _NOT_THE_STEPS = frozenset({ErrorCode.STORAGE, ErrorCode.JOURNAL_DAMAGED})
 
 
@@ -108,7 +111,8 @@ class Raised:
         if self.traceback:
             facts["traceback"] = self.traceback
         if self.pickle is not None:
-            facts["pickle"] = base64.b64encode(self.pickle).decode()
+            data = self.pickle if len(self.pickle) <= _LONGEST else _stand_in(self.kind, self.message)
+            facts["pickle"] = base64.b64encode(data).decode()
         return facts
 
 
@@ -207,7 +211,7 @@ def _raised(error: BaseException, call: Call) -> Raised:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
         text = "".join(traceback.format_tb(error.__traceback__))
-    return Raised.of(_plain(error), text=text, pickle=pickled, final=final)
+    return Raised.of(_plain(error), text=_short(text), pickle=pickled, final=final)
 
 
 def _pickled(error: BaseException) -> bytes:
@@ -218,11 +222,12 @@ def _pickled(error: BaseException) -> bytes:
         data: bytes = cloudpickle.dumps(error)
         cloudpickle.loads(data)
     except Exception:  # noqa: BLE001 - both call the user's own methods
-        stand_in = VerlWorkflowError(
-            ErrorCode.STEP_FAILED, f"{type(error).__name__}: {_message(error)}", retryable=True
-        )
-        data = cloudpickle.dumps(stand_in)
+        return _stand_in(type(error).__name__, _message(error))
     return data
+
+
+def _stand_in(kind: str, message: str) -> bytes:
+    return pickle.dumps(VerlWorkflowError(ErrorCode.STEP_FAILED, f"{kind}: {message}", retryable=True))
 
 
 def _plain(error: BaseException) -> BaseException:
@@ -237,7 +242,8 @@ def _plain(error: BaseException) -> BaseException:
 def _fields(error: VerlWorkflowError) -> dict[str, Any]:
     value = error.value
     try:
-        json.dumps(value)
+        if len(json.dumps(value)) > _LONGEST:
+            value = _message(value)
     except (TypeError, ValueError, RecursionError):
         value = _message(value)
     names = ("code", "what", "where", "remedy", "retryable")
@@ -246,9 +252,14 @@ def _fields(error: VerlWorkflowError) -> dict[str, Any]:
 
 def _message(thing: object) -> str:
     try:
-        return str(thing)
+        return _short(str(thing))
     except Exception as error:  # noqa: BLE001 - the user's own __str__
         return f"(its text cannot be shown: {type(error).__name__})"
+
+
+def _short(text: str) -> str:
+    left = len(text) - _LONGEST
+    return text if left <= 0 else f"{text[:_LONGEST]}... and {left} more characters"
 
 
 class _Report:

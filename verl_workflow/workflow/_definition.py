@@ -37,7 +37,9 @@ def create_run(
     check_run_id(run_id)
     key = RunKey.new(run_id) if incarnation is None else RunKey(run_id=run_id, incarnation=incarnation)
     stored = {"format": 1, **vars(key), "created_at": time.time(), "definition": definition, **more}
-    if not store.create(definition_key(run_id), json.dumps(stored, allow_nan=False).encode()):
+    data = json.dumps(stored, allow_nan=False).encode()
+    # What is there may be this very record: the answer got lost, and the storage's client asked again.
+    if not store.create(definition_key(run_id), data) and store.get(definition_key(run_id)) != data:
         raise UserError(
             ErrorCode.RUN_EXISTS,
             "a run of this id exists already",

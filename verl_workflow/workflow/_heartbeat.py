@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from verl_workflow.workflow._owner import is_dead
 # A driver is given up when its heartbeat was seen unchanged for this long.
 LEASE_S = 15.0
 INTERVAL_S = 2.0
+_AT_A_TIME = 16
 _log = logging.getLogger(__name__)
 
 
@@ -84,12 +86,14 @@ class Heartbeat:
 
 
 class _Pulse:
-    """One thread that lets all heartbeats of a process beat: a host may drive a thousand runs."""
+    """Lets all heartbeats of a process beat: a host may drive a thousand runs, and each beat asks the storage twice."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[Heartbeat, tuple[float, float]] = {}
+        self._beating: set[Heartbeat] = set()
         self._thread: threading.Thread | None = None
+        self._hands = ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="heartbeats")
 
     def add(self, heartbeat: Heartbeat, interval_s: float) -> None:
         with self._changed:
@@ -118,11 +122,20 @@ class _Pulse:
                 for each in due:
                     interval = self._due[each][1]
                     self._due[each] = now + interval, interval
+                # One that the storage keeps waiting is not asked for another.
+                due = [each for each in due if each not in self._beating]
+                self._beating.update(due)
             for each in due:
-                try:
-                    each.beat()
-                except Exception:  # noqa: BLE001 - the other hearts must not stop for it
-                    _log.exception("a heartbeat was not written")
+                self._hands.submit(self._beat, each)
+
+    def _beat(self, heartbeat: Heartbeat) -> None:
+        try:
+            heartbeat.beat()
+        except Exception:  # noqa: BLE001 - the other hearts must not stop for it
+            _log.exception("a heartbeat was not written")
+        finally:
+            with self._changed:
+                self._beating.discard(heartbeat)
 
 
 _PULSE = _Pulse()
