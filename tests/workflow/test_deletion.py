@@ -189,7 +189,7 @@ def test_delete_watches_a_driver_whose_clock_is_wrong(store: Store) -> None:
     """An hour behind, it looks interrupted by the clock; its heart is seen to beat."""
     key = create_run(store, "w", {"workflow": {"root": "a", "metadata": {}}})
     owner = {"host": "elsewhere", "pid": 1, "id": "x"}
-    assert Journal(store, run_key(store, key)).claim(Claimed(owner=owner, steps=["a"]))
+    assert Journal(store, key).claim(Claimed(owner=owner, steps=["a"]))
     seq = store.list(f"{key.folder}/journal")[0]
     claimed = json.loads(store.get(seq) or b"")
     store.put(seq, json.dumps({**claimed, "time": time.time() - 3600}).encode())

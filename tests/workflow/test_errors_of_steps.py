@@ -17,6 +17,7 @@ from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, RetryPolicy, RunStatus, Step, options, read_run
 from verl_workflow.workflow._attempt import Call, Outcome, Raised
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._guard import changed_steps
 from verl_workflow.workflow._node import load_function
 from verl_workflow.workflow._records import StepsReset
@@ -100,6 +101,19 @@ def test_a_step_that_is_executed_again_has_all_its_attempts_again(
     state = run_graph(store, "r", graph, reset=StepsReset(steps=["flaky"]) if kept else None)
     assert state.status is RunStatus.SUCCEEDED, state.error
     assert output(store, "r") == 4
+
+
+def test_an_error_of_any_size_leaves_the_journal_small_and_is_caught_whole(store: Store) -> None:
+    text = "x" * 1_000_000
+    run_graph(store, "r", record(store, "r", node(fail, text)))
+    entries = [store.get(key) or b"" for key in store.list(f"{run_key(store, 'r').folder}/journal")]
+    assert sum(map(len, entries)) < 200_000
+    assert (read_run(store, "r").error or {})["what"].startswith("KeyError: 'xxx")
+    assert "more characters" in (read_run(store, "r").error or {})["what"]
+
+    run_graph(store, "c", record(store, "c", node(fail, text, catch_exceptions=True)))
+    _, error = output(store, "c")
+    assert error.args == (text,)
 
 
 def test_trouble_of_the_storage_is_not_the_steps_error(store: Store) -> None:

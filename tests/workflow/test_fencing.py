@@ -22,7 +22,6 @@ from verl_workflow.workflow import (
     create_run,
     read_run,
 )
-from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._heartbeat import heartbeat_key
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._records import CancelRequested, Claimed, StepStarted
@@ -183,9 +182,38 @@ def test_a_late_heartbeat_does_not_speak_for_the_new_owner(store: Store) -> None
     assert read_heartbeat(store, key) == {"epoch": 2, "n": 7}
 
 
+def test_a_heart_that_the_storage_keeps_waiting_stops_no_other(store: Store) -> None:
+    from verl_workflow.workflow._heartbeat import Heartbeat, read_heartbeat
+
+    released = threading.Event()
+    slow = create_run(store, "slow", {})
+
+    class Slow(Store):
+        def put(self, key: str, data: bytes) -> None:
+            if key == heartbeat_key(slow) and b'"n": 1,' not in data:
+                released.wait(60)
+            super().put(key, data)
+
+    quick = create_run(store, "quick", {})
+
+    def beats() -> int:
+        return int((read_heartbeat(store, quick) or {}).get("n", 0))
+
+    with (
+        Heartbeat(Slow(store.uri), slow, epoch=1, owner={}, interval_s=0.01),
+        Heartbeat(store, quick, epoch=1, owner={}, interval_s=0.01),
+    ):
+        deadline = time.monotonic() + 30
+        while beats() < 50 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = beats()
+        released.set()
+    assert found >= 50
+
+
 def test_an_owner_takes_requests_in_and_meets_a_newer_claim(store: Store) -> None:
     key = create_run(store, "r", {})
-    owner, other = Journal(store, run_key(store, key)), Journal(store, run_key(store, key))
+    owner, other = Journal(store, key), Journal(store, key)
     assert owner.claim(Claimed(owner={}, steps=[]))
     other.read()
     other.request(CancelRequested(by={}))

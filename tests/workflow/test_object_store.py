@@ -38,7 +38,7 @@ def test_a_run_dies_and_is_taken_up(bucket: Store, marks: Path) -> None:
 
 def test_two_writers_are_told_apart(bucket: Store) -> None:
     key = create_run(bucket, "r", {})
-    first, second = Journal(bucket, run_key(bucket, key)), Journal(bucket, run_key(bucket, key))
+    first, second = Journal(bucket, key), Journal(bucket, key)
     assert first.claim(Claimed(owner={"id": "1"}, steps=[]))
     assert not second.claim(Claimed(owner={"id": "2"}, steps=[]))
     second.read()

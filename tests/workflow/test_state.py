@@ -77,6 +77,19 @@ def test_a_run_is_created_once(store: Store) -> None:
     assert read_run(store, "r").definition == {"first": True}
 
 
+def test_a_record_whose_answer_got_lost_is_known_as_ones_own(store: Store) -> None:
+    class Deaf(Store):
+        def create(self, key: str, data: bytes) -> bool:
+            # As S3's client sees it: written, the answer lost, asked again, refused.
+            return super().create(key, data) and False
+
+    key = create_run(Deaf(store.uri), "r", {"first": True})
+    assert run_key(store, "r") == key
+    with pytest.raises(UserError) as caught:
+        create_run(Deaf(store.uri), "r", {"first": True})
+    assert caught.value.code is ErrorCode.RUN_EXISTS
+
+
 def test_an_unknown_run_is_told_with_the_nearest_id_and_nothing_is_written(store: Store) -> None:
     create_run(store, "tuesday-night", {})
     before = store.list("")

@@ -23,8 +23,9 @@ from verl_workflow.workflow._progress import progress_key, read_progress
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
 _REPORT_INTERVAL_S = 1.0
-# Of an error's text, and of its pickle: the journal holds both, and everybody who looks at the run reads it.
-_LONGEST = 100_000
+# The journal holds an error's text and its pickle, and everybody who looks at the run reads it.
+_LONGEST_TEXT = 20_000
+_LARGEST_PICKLE = 256 * 1024
 _NOT_THE_STEPS = frozenset({ErrorCode.STORAGE, ErrorCode.JOURNAL_DAMAGED})
 
 
@@ -111,7 +112,7 @@ class Raised:
         if self.traceback:
             facts["traceback"] = self.traceback
         if self.pickle is not None:
-            data = self.pickle if len(self.pickle) <= _LONGEST else _stand_in(self.kind, self.message)
+            data = self.pickle if len(self.pickle) <= _LARGEST_PICKLE else _stand_in(self.kind, self.message)
             facts["pickle"] = base64.b64encode(data).decode()
         return facts
 
@@ -242,7 +243,7 @@ def _plain(error: BaseException) -> BaseException:
 def _fields(error: VerlWorkflowError) -> dict[str, Any]:
     value = error.value
     try:
-        if len(json.dumps(value)) > _LONGEST:
+        if len(json.dumps(value)) > _LONGEST_TEXT:
             value = _message(value)
     except (TypeError, ValueError, RecursionError):
         value = _message(value)
@@ -258,8 +259,8 @@ def _message(thing: object) -> str:
 
 
 def _short(text: str) -> str:
-    left = len(text) - _LONGEST
-    return text if left <= 0 else f"{text[:_LONGEST]}... and {left} more characters"
+    left = len(text) - _LONGEST_TEXT
+    return text if left <= 0 else f"{text[:_LONGEST_TEXT]}... and {left} more characters"
 
 
 class _Report:
