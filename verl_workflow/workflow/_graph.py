@@ -16,8 +16,9 @@ from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._functions import at_rest, fingerprint
 from verl_workflow.workflow._names import check_name
 from verl_workflow.workflow._options import StepOptions
-from verl_workflow.workflow._pickling import dumps
+from verl_workflow.workflow._pickling import dumps, keep
 from verl_workflow.workflow._plan import RetryPolicy
+from verl_workflow.workflow._values import INLINE_LIMIT
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class Node:
     Attributes:
         name: what it wishes to be called. function: pickle of the function and of what its errors are judged by.
         arguments: pickle of (args, kwargs), in which numbers stand for the nodes of `after` and the `inputs`.
-        inputs: pickles of the parts of the run's input that it uses. after: numbers of nodes before it in the graph.
+        inputs: pickles of the parts of the run's input that it uses; of a `Kept` for a large one.
+        after: numbers of nodes before it in the graph.
         code: digest of the function's source; empty when it is part of `function`.
     """
 
@@ -88,6 +90,13 @@ class Direct:
     number: int
 
 
+@dataclass(frozen=True)
+class Given:
+    """Stands, as an argument, for one of `Node.inputs`."""
+
+    number: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Input:
     """What a run is given besides its graph: the part of it that a ``ray.dag`` input node means."""
@@ -120,6 +129,7 @@ def graph_of(
         UserError(RUN_ID_INVALID): a step's name cannot be one.
     """
     parts: dict[int, _Part] = {}
+    inputs = _Inputs(store, folder)
     order: dict[int, int] = {}
     functions: dict[tuple[int, RetryPolicy], tuple[Any, bytes, str]] = {}
     stack = [root]
@@ -130,7 +140,7 @@ def graph_of(
             continue
         part = parts.get(id(node))
         if part is None:
-            part = parts[id(node)] = _Part(node, view, is_node, store, folder)
+            part = parts[id(node)] = _Part(node, view, is_node, inputs)
             stack.extend(reversed([each for each in part.after if id(each) not in order]))
         else:
             stack.pop()
@@ -186,11 +196,29 @@ class Names:
         return given
 
 
+class _Inputs:
+    """Parts of a run's input, each pickled once; a large one is written once too, however many nodes use it."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self.store, self.folder = store, folder
+        # With the value, lest its id be given to another one.
+        self._known: dict[int, tuple[Any, bytes]] = {}
+
+    def pickled(self, value: Any) -> bytes:
+        known = self._known.get(id(value))
+        if known is None:
+            data = dumps(value, self.store, self.folder)
+            if len(data) > INLINE_LIMIT:
+                data = pickle.dumps(keep(data, self.store, self.folder))
+            known = self._known[id(value)] = value, data
+        return known[1]
+
+
 class _Part:
     """A node with its arguments pickled, and the nodes they hold in the order in which they are met."""
 
-    def __init__(self, node: Any, view: View, is_node: Callable[[Any], bool], store: Store, folder: str) -> None:
-        self._view, self._is_node, self._store, self._folder = view, is_node, store, folder
+    def __init__(self, node: Any, view: View, is_node: Callable[[Any], bool], inputs: _Inputs) -> None:
+        self._view, self._is_node, self._inputs = view, is_node, inputs
         found = view(node)
         if isinstance(found, Input):
             raise TypeError("The output of a workflow has to be a step, not its input.")
@@ -201,17 +229,15 @@ class _Part:
         args = tuple(self._direct(each) for each in found.args)
         kwargs = {name: self._direct(each) for name, each in found.kwargs.items()}
         _check_signature(found.function, args, kwargs)
-        self.arguments = dumps((args, kwargs), store, folder, self._number)
+        self.arguments = dumps((args, kwargs), inputs.store, inputs.folder, self._number)
 
     def _direct(self, argument: Any) -> Any:
         if not self._is_node(argument):
             return argument
-        viewed = self._view(argument)
-        if isinstance(viewed, Input):
-            return viewed.value
         numbered = self._number(argument)
         assert numbered is not None
-        return Direct(numbered[1])
+        kind, number = numbered
+        return Given(number) if kind == "input" else Direct(number)
 
     def _number(self, thing: Any) -> tuple[str, int] | None:
         if not self._is_node(thing):
@@ -220,7 +246,7 @@ class _Part:
         if known is None:
             viewed = self._view(thing)
             if isinstance(viewed, Input):
-                self.inputs.append(dumps(viewed.value, self._store, self._folder))
+                self.inputs.append(self._inputs.pickled(viewed.value))
                 known = "input", len(self.inputs) - 1
             else:
                 self.after.append(thing)

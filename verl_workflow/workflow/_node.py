@@ -14,8 +14,8 @@ from typing import Any
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Continued
 from verl_workflow.workflow._functions import loaded
-from verl_workflow.workflow._graph import Direct, Graph, Node, graph_of
-from verl_workflow.workflow._pickling import loads
+from verl_workflow.workflow._graph import Direct, Given, Graph, Node, graph_of
+from verl_workflow.workflow._pickling import Kept, loads
 from verl_workflow.workflow._plan import RetryPolicy, Step, StepContext
 from verl_workflow.workflow._values import Codec
 
@@ -79,9 +79,13 @@ class NodeCall:
     def _prepared(self, context: StepContext) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         function, _ = load_function(self.node.function, self.path)
 
+        def given(number: int) -> Any:
+            found = loads(self.node.inputs[number], self.store)
+            return found.load(self.store) if isinstance(found, Kept) else found
+
         def numbered(kind: str, number: int) -> Any:
             if kind == "input":
-                return loads(self.node.inputs[number], self.store)
+                return given(number)
             import ray
 
             # As with Ray's own tasks: what lies deeper in an argument arrives as a reference.
@@ -90,6 +94,8 @@ class NodeCall:
         def direct(argument: Any) -> Any:
             if isinstance(argument, Direct):
                 return context.inputs[self.after[argument.number]]
+            if isinstance(argument, Given):
+                argument = given(argument.number)
             return _dereferenced(argument)
 
         args, kwargs = loads(self.node.arguments, self.store, numbered)

@@ -7,6 +7,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.storage import Store
@@ -15,6 +16,30 @@ from verl_workflow.workflow._damage import damaged
 # Asked with each object: a kind and a number, by which it is known to whoever loads; None: it is pickled as it is.
 Numbering = Callable[[Any], "tuple[str, int] | None"]
 _OBJECT = "object"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A pickle that lies in the storage by itself, as that of an object reference does."""
+
+    key: str
+    sha256: str
+
+    def load(self, store: Store) -> Any:
+        """Its value. Raises VerlWorkflowError(JOURNAL_DAMAGED) when it is missing or another one."""
+        data = store.get(self.key)
+        if data is None or hashlib.sha256(data).hexdigest() != self.sha256:
+            why = "is missing" if data is None else "is not the one that was recorded"
+            raise damaged(self.key, f"the value of an object reference {why}")
+        return loads(data, store)
+
+
+def keep(data: bytes, store: Store, folder: str) -> Kept:
+    """Write a pickle below `folder`, unless it is there."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    key = f"{folder}/{sha256}.pkl"
+    store.create(key, data)
+    return Kept(key=key, sha256=sha256)
 
 
 def dumps(value: Any, store: Store, folder: str, number: Numbering | None = None) -> bytes:
@@ -74,18 +99,11 @@ def _pickler() -> Any:
 def _stored(reference: Any, store: Store, folder: str) -> tuple[str, str]:
     import ray
 
-    data = dumps(ray.get(reference), store, folder)
-    sha256 = hashlib.sha256(data).hexdigest()
-    key = f"{folder}/{sha256}.pkl"
-    store.create(key, data)
-    return key, sha256
+    kept = keep(dumps(ray.get(reference), store, folder), store, folder)
+    return kept.key, kept.sha256
 
 
 def _reference(key: str, sha256: str, store: Store) -> Any:
     import ray
 
-    data = store.get(key)
-    if data is None or hashlib.sha256(data).hexdigest() != sha256:
-        why = "is missing" if data is None else "is not the one that was recorded"
-        raise damaged(key, f"the value of an object reference {why}")
-    return ray.put(loads(data, store))
+    return ray.put(Kept(key=key, sha256=sha256).load(store))
