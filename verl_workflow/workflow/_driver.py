@@ -57,6 +57,9 @@ class Driver:
         force: take the run even from an owner that shows signs of life; that one is fenced and stops.
         lease_s: how long an owner's heartbeat must be seen unchanged before it is given up.
         heartbeat_s: between signs of life. poll_s: between looks for requests to cancel and for other drivers.
+
+    Raises:
+        UserError(RUN_UNKNOWN): there is no such run.
     """
 
     def __init__(
@@ -110,15 +113,21 @@ class Driver:
         self._error: dict[str, Any] | None = None
 
     def run(self) -> RunState:
-        """Drive the run until it has ended.
+        """As `drive`, and read what came of it.
 
         Returns:
             SUCCEEDED, FAILED or CANCELLED. The error of a failed run is in the state; it is not raised.
+        """
+        self.drive()
+        return read_run(self._store, self._run.run_id, progress=self._reports)
+
+    def drive(self) -> None:
+        """Drive the run until it has ended.
 
         Raises:
-            UserError: RUN_UNKNOWN; RUN_TERMINAL when the run has succeeded or was cancelled; RUN_OWNED when another
-                driver shows signs of life (watching for them takes up to `lease_s`).
-            FencedError: another driver has taken the run; the running steps were stopped.
+            UserError: RUN_TERMINAL when the run has succeeded or was cancelled; RUN_OWNED when another driver shows
+                signs of life (watching for them takes up to `lease_s`).
+            FencedError: another driver has taken the run, or it was deleted; the running steps were stopped.
             VerlWorkflowError: JOURNAL_DAMAGED; STORAGE when the storage fails. The run can be resumed.
         """
         take_over(
@@ -140,7 +149,6 @@ class Driver:
                 self._drive(cancelled=self._journal.state.cancel_requested)
             finally:
                 self._flight.stop_all()
-        return read_run(self._store, self._run.run_id, progress=self._reports)
 
     def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
         # All of them in one entry, so that either it was written or nothing but claims was.

@@ -17,6 +17,10 @@ from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._plan import Step
 from verl_workflow.workflow._watch import Deadlines
 
+# Of so many that are under way, more land within a moment of each other; the writing of an entry takes as long.
+_MANY = 8
+_GATHER_S = 0.005
+
 
 @dataclass(kw_only=True)
 class Flying:
@@ -79,6 +83,9 @@ class Flight:
             self._landed.put(self._landed.get(timeout=max(pause, 0.0)))
         except queue.Empty:
             return
+        if len(self._flying) > _MANY:
+            # What lands together is written together, and the next ones are started in one go.
+            time.sleep(_GATHER_S)
 
     def landed(self) -> Iterator[tuple[Flying, Outcome]]:
         """The attempts that have ended since, and what came of them."""

@@ -236,7 +236,7 @@ class WorkflowHost:
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
         launcher = self._launcher(order.caller, apart=order.reset is not None)
-        Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).run()
+        Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).drive()
 
     def _launcher(self, caller: Caller, *, apart: bool) -> RayLauncher:
         if apart:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned, execute, execute_apart
+from verl_workflow.workflow._attempt import (
+    Call,
+    Outcome,
+    Raised,
+    Returned,
+    execute,
+    execute_apart,
+    execute_packed,
+    packed,
+)
 from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped, unaskable, unsendable
 from verl_workflow.workflow._plan import Step
 from verl_workflow.workflow._waiting import WaitingLoop, WaitingProcess, fetched, with_held
@@ -71,7 +81,7 @@ class RayLauncher:
         if job is not None:
             self._environment["env_vars"] = {**self._environment.get("env_vars", {}), _JOB: job}
         remote = ray.remote(runtime_env=self._environment) if self._environment else ray.remote
-        self._execute = remote(execute)
+        self._execute = remote(execute_packed)
         self._execute_apart = remote(execute_apart)
         self._refs: dict[Future[Outcome], Any] = {}
         self._loop = WaitingLoop()
@@ -83,6 +93,11 @@ class RayLauncher:
         if step.hosted:
             return self._loop.start(call, fetched(held))
         future: Future[Outcome] = Future()
+        try:
+            data = packed(call)
+        except Exception as error:  # noqa: BLE001 - pickling calls the user's own methods
+            resolve(future, Raised.of(unsendable(call.step, error)))
+            return future
         try:
             options = {
                 **step.options,
@@ -96,13 +111,12 @@ class RayLauncher:
                 variables = {**self._environment.get("env_vars", {}), **own.get("env_vars", {})}
                 options["runtime_env"] = {**self._environment, **own, "env_vars": variables}
             if call.kept:
-                ref, apart = self._execute.options(**options).remote(call, *held), None
+                ref, apart = self._execute.options(**options).remote(data, *held), None
             else:
-                ref, apart = self._execute_apart.options(**options, num_returns=2).remote(call, *held)
+                ref, apart = self._execute_apart.options(**options, num_returns=2).remote(data, *held)
         except (TypeError, ValueError) as error:
-            # Ray's words for quantities that it does not know, and for a function that cannot be pickled.
-            asked = "resource" in str(error) or "option" in str(error)
-            resolve(future, Raised.of(unaskable(step, error) if asked else unsendable(call.step, error)))
+            # Ray's words for quantities that it does not know.
+            resolve(future, Raised.of(unaskable(step, error)))
             return future
         self._refs[future] = ref
         ref.future().add_done_callback(lambda done: self._ended(future, done, apart))
@@ -117,10 +131,10 @@ class RayLauncher:
         self._loop.cancel(future)
         self._apart.cancel(future)
 
-    def _ended(self, future: Future[Outcome], done: Future[Outcome], apart: Any) -> None:
+    def _ended(self, future: Future[Outcome], done: Future[bytes], apart: Any) -> None:
         self._refs.pop(future, None)
         error = done.exception()
-        outcome = done.result() if error is None else ray_failure(error)
+        outcome: Outcome = pickle.loads(done.result()) if error is None else ray_failure(error)
         if apart is not None and isinstance(outcome, Returned):
             outcome = dataclasses.replace(outcome, held=apart)
         resolve(future, outcome)
