@@ -22,6 +22,7 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, _session, create_run
 from verl_workflow.workflow._client import Client
 from verl_workflow.workflow._dag import DagView, is_node
+from verl_workflow.workflow._definition import delete_run, run_exists
 from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._node import save_graph
@@ -163,6 +164,25 @@ def test_a_host_that_dies_while_it_records_a_workflow_has_begun_it_once(limited:
     assert ray.get(ref) == 1
     assert executions(marks, "record") > 0
     assert executions(marks, "a") == 1
+
+
+def test_while_one_that_was_deleted_is_still_driven_none_of_its_id_is_recorded(marks: Path) -> None:
+    workflow.run_async(waiting.bind(marks, "first", 1), workflow_id="w")
+    started(marks, "first")
+    # As whoever takes it for interrupted, by a clock that is wrong.
+    delete_run(store(), "w")
+    with pytest.raises(RuntimeError, match="Workflow 'w' is already running or pending"):
+        workflow.run(marked.bind(marks, "second", 2), workflow_id="w")
+    assert not run_exists(store(), "w")
+    go(marks)
+    until(lambda: begun_and_ended(marks), "end of the second one")
+
+
+def begun_and_ended(marks: Path) -> bool:
+    try:
+        return bool(workflow.run(marked.bind(marks, "second", 2), workflow_id="w") == 2)
+    except RuntimeError:
+        return False
 
 
 # A full queue

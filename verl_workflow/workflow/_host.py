@@ -108,8 +108,12 @@ class WorkflowHost:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
         """
         await self._has_recovered(run.run_id)
-        if not self._has_room() and not await asyncio.to_thread(self._has_begun, run):
+        known = self._driven.get(run.run_id)
+        if known is None and not self._has_room() and not await asyncio.to_thread(self._has_begun, run):
             raise _full()
+        if known is not None and not await asyncio.to_thread(self._has_begun, run):
+            # One that was deleted while it ran, and does not know of it yet: recorded now, this one would be nobody's.
+            raise _taken(run.run_id)
         self._beginning += 1
         try:
             await asyncio.to_thread(
@@ -125,7 +129,7 @@ class WorkflowHost:
             if error.code is not ErrorCode.RUN_EXISTS:
                 raise
             if not await asyncio.to_thread(self._has_begun, run):
-                raise RuntimeError(f"Workflow '{run.run_id}' is already running or pending.") from error
+                raise _taken(run.run_id) from error
             if run.run_id in self._driven or await asyncio.to_thread(self._has_ended, run.run_id):
                 return
             # Recorded by this very call, whose answer was lost, or by it in a process before this one.
@@ -193,7 +197,7 @@ class WorkflowHost:
 
     def _submit(self, order: _Order) -> None:
         if order.run_id in self._driven:
-            raise RuntimeError(f"Workflow '{order.run_id}' is already running or pending.")
+            raise _taken(order.run_id)
         running, _ = self._limits
         if running >= 0 and len(self._active()) >= running:
             if order.resumed:
@@ -330,3 +334,7 @@ class WorkflowHost:
 
 def _full() -> queue.Full:
     return queue.Full("Workflow queue has been full")
+
+
+def _taken(run_id: str) -> RuntimeError:
+    return RuntimeError(f"Workflow '{run_id}' is already running or pending.")

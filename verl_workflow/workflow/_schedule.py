@@ -22,6 +22,8 @@ class Schedule:
         self._steps: dict[str, Step] = {}
         self._parents: dict[str, str] = {}
         self._last: dict[str, str] = {}
+        # Further on the way to a step's source than what it continued to; perhaps not its end any more.
+        self._ends: dict[str, str] = {}
         self._have: set[str] = set()
         self._planned: dict[str, int] = {}
         self._followers: dict[str, list[str]] = {}
@@ -53,8 +55,12 @@ class Schedule:
 
     def source(self, name: str) -> str:
         """The step whose value is that of this one: itself, or the end of what it continued to."""
-        while (last := self._last.get(name)) is not None:
+        passed = []
+        while (last := self._ends.get(name, self._last.get(name))) is not None:
+            passed.append(name)
             name = last
+        # A workflow may continue thousands of times, and is asked for its end with each step.
+        self._ends.update(dict.fromkeys(passed, name))
         return name
 
     def available(self, name: str) -> bool:
@@ -117,6 +123,7 @@ class Schedule:
         self._followers.setdefault(name, []).extend(waiting)
         self._users[name] = self._users.get(name, 0) + self._users.pop(end, 0)
         self._last.pop(name)
+        self._ends.clear()
         return self.finish(name)
 
     def drop_below(self, name: str) -> list[str]:
