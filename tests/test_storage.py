@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 from pathlib import Path
 
@@ -134,3 +135,12 @@ def test_a_path_with_a_space_stays_itself(tmp_path: Path) -> None:
     store.put("k", b"v")
     assert store.local_path == tmp_path / "my runs"
     assert Store(absolute_uri(store.uri)).get("k") == b"v"
+
+
+def test_a_folder_whose_name_is_no_text_hides_no_other(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    store.put("runs/a/1", b"v")
+    (tmp_path / "runs" / os.fsdecode(b"\xff")).mkdir()
+    (tmp_path / "runs" / "file").touch()
+    assert store.folders("runs") == ["a"]
+    assert store.folders("nothing") == []

@@ -153,9 +153,12 @@ class Store:
         return sorted(found)
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """The names of the folders directly below the folder `prefix`, sorted."""
+        """The names of the folders directly below the folder `prefix`, sorted; those that are text."""
         if self._absent():
             return []
+        root = self.local_path
+        if root is not None:
+            return sorted(_local_folders(root / prefix, self.uri))
         try:
             found = obstore.list_with_delimiter(self._backend(), prefix=prefix)["common_prefixes"]
         except BaseError as error:
@@ -237,6 +240,19 @@ class Store:
             remedy="Check that the storage is reachable, writable and not full.",
             retryable=True,
         )
+
+
+def _local_folders(folder: Path, uri: str) -> Iterator[str]:
+    """Somebody may have left one there whose name is no text; object_store would list none then."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir() and entry.name.encode(errors="ignore").decode() == entry.name:
+                    yield entry.name
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise refused(uri, error) from error
 
 
 def _open(uri: str, durability: str) -> Store:
