@@ -99,3 +99,21 @@ def test_a_file_that_was_being_written_is_shown_to_nobody(tmp_path: Path, monkey
 def test_without_it_nothing_waits_for_the_disk(tmp_path: Path, disk: Disk) -> None:
     Store(str(tmp_path), durability="process").put("a/1", b"first")
     assert (disk.contents, disk.names) == ({}, set())
+
+
+def test_a_folder_that_is_removed_while_it_is_still_empty_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, removed = Path.open, []
+
+    def late(path: Path, *arguments: str) -> object:
+        if not removed:
+            removed.append(path.parent)
+            path.parent.rmdir()
+        return opens(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", late)
+    store = Store(str(tmp_path), durability="power")
+    assert store.create("runs/a/1", b"one")
+    assert removed == [tmp_path / "runs" / "a"]
+    assert store.get("runs/a/1") == b"one"

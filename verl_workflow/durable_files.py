@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_durably(path: Path, data: bytes, *, replace: bool, root: Path) -> bool:
@@ -18,11 +19,10 @@ def write_durably(path: Path, data: bytes, *, replace: bool, root: Path) -> bool
     Returns:
         False when it was there, and is not to be replaced.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A name that obstore takes for a file which is still being written, and so shows to nobody.
     partial = path.with_name(f"{path.name}#{secrets.randbits(60)}")
     try:
-        with partial.open("xb") as file:
+        with _opened(partial) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -40,6 +40,16 @@ def write_durably(path: Path, data: bytes, *, replace: bool, root: Path) -> bool
         if folder.is_relative_to(root.parent):
             flush_folder(folder)
     return True
+
+
+def _opened(path: Path) -> BinaryIO:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return path.open("xb")
+        except FileNotFoundError:
+            # Somebody has removed the folder, as it was empty.
+            continue
 
 
 def flush_folder(folder: Path) -> None:

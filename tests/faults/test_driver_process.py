@@ -113,7 +113,7 @@ def test_a_killed_driver_is_followed_by_another_on_a_fresh_cluster(
     first = started("ray")
     until(store, gate_runs_under(1))
     mark = tmp_path / "marks" / "gate.1.1"
-    until(store, lambda _: mark.exists())
+    until(store, lambda _: mark.exists() and mark.read_text() != "")
     worker = psutil.Process(int(mark.read_text()))
     first.kill()
     # The worker of a step dies with the driver that owns it.

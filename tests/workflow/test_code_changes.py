@@ -152,3 +152,5 @@ def test_a_step_that_is_run_again_returns_its_steps_anew_under_their_names(
     assert workflow.resume("w", on_code_change="rerun") == 2
     assert workflow.get_output("w", task_id="inner") == 2
     assert list(workflow.read_run(store(), "w").steps) == ["outer", "last", "inner"]
+    # Never given twice, whatever becomes of a step.
+    assert attempts_of("w", "inner") == [(2, "succeeded")]

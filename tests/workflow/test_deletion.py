@@ -176,6 +176,17 @@ def test_a_driver_at_work_stops_when_its_run_is_deleted(store: Store, monkeypatc
     assert list_runs(store) == []
 
 
+def test_who_deletes_one_run_takes_nothing_from_the_next(store: Store, marks: Path) -> None:
+    record(store, "w", chain(marks))
+    first = run_key(store, "w")
+    delete_run(store, "w", first.incarnation)
+    record(store, "w", chain(marks))
+    delete_run(store, "w", first.incarnation)
+    assert drive_workflow(store, "w").status is RunStatus.SUCCEEDED
+    with pytest.raises(FencedError, match="deleted"):
+        drive_workflow(store, "w", run=first)
+
+
 def test_tokens_are_not_those_of_a_deleted_workflow(store: Store) -> None:
     found = set()
     for _ in range(2):
@@ -228,7 +239,8 @@ def test_gc_takes_what_an_interrupted_deletion_has_left(store: Store, marks: Pat
     drive_workflow(store, "again")
     left = of_incarnation(store, "again", old)
     assert left
-    assert collect(store, "again").remains == len(left)
+    assert collect(store, "again").remains == 0
+    assert collect(store, "again", stale_after_s=0).remains == len(left)
     assert of_incarnation(store, "again", old) == []
     assert read_run(store, "again").steps["b"].value == 2
 

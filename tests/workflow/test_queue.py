@@ -22,10 +22,12 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, InlineLauncher, _session, create_run
 from verl_workflow.workflow._client import Client
 from verl_workflow.workflow._dag import DagView, is_node
-from verl_workflow.workflow._definition import delete_run, run_exists
+from verl_workflow.workflow._definition import delete_run, run_exists, run_key
 from verl_workflow.workflow._graph import Names, graph_of
+from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._node import save_graph
+from verl_workflow.workflow._records import Claimed, RunFailed
 from verl_workflow.workflow._state import read_graph
 
 pytestmark = pytest.mark.usefixtures("flows")
@@ -80,6 +82,26 @@ class TroubledStore(WatchedStore):
             mark(self._marks, "refused")
             raise VerlWorkflowError(ErrorCode.STORAGE, "the storage is away", retryable=True)
         return super().get(key)
+
+
+class LosingAnAnswer(WatchedStore):
+    """Keeps the first record of a workflow named ``doubtful``, and says that it failed."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        done = super().create(key, data)
+        if key.endswith("/doubtful/definition.json") and mark(self._marks, "lost") == 1:
+            raise VerlWorkflowError(ErrorCode.STORAGE, "no answer", retryable=True)
+        return done
+
+
+class HoldingClaims(WatchedStore):
+    """Lets nobody take a workflow while the test leaves ``hold`` there."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        while "/journal/" in key and (self._marks / "hold").exists():
+            mark(self._marks, "held")
+            time.sleep(0.1)
+        return super().create(key, data)
 
 
 @pytest.fixture
@@ -185,6 +207,33 @@ def begun_and_ended(marks: Path) -> bool:
         return False
 
 
+def test_a_workflow_whose_record_was_kept_though_the_storage_failed_is_driven(limited: Any, marks: Path) -> None:
+    limited(-1, -1, LosingAnAnswer, marks)
+    with pytest.raises(VerlWorkflowError, match="no answer"):
+        workflow.run(marked.bind(marks, "a", 7), workflow_id="doubtful")
+    until(lambda: workflow.get_status("doubtful") is workflow.SUCCESSFUL, "end of it")
+    assert workflow.get_output("doubtful") == 7
+    assert executions(marks, "a") == 1
+
+
+def test_whoever_asks_after_a_resume_is_not_told_of_the_failure_before(limited: Any, marks: Path) -> None:
+    limited(-1, -1, HoldingClaims, marks)
+    fail(marks, "w", 7)
+    (marks / "mended").touch()
+    (marks / "hold").touch()
+    ref = workflow.resume_async("w")
+    started(marks, "held")
+    assert workflow.get_status("w") is workflow.PENDING
+    with pytest.raises(workflow.WorkflowStillActiveError):
+        workflow.delete("w")
+    got: list[Any] = []
+    waiter = threading.Thread(target=lambda: got.append(workflow.get_output("w")))
+    waiter.start()
+    (marks / "hold").unlink()
+    waiter.join(60)
+    assert (ray.get(ref), got) == (7, [7])
+
+
 # A full queue
 
 
@@ -271,6 +320,25 @@ def test_a_queued_workflow_that_has_ended_elsewhere_is_not_run_and_its_waiters_g
     assert got == [7]
     assert executions(marks, "w") == 2
     assert workflow.read_run(kept, "w").epoch == elsewhere.epoch
+
+
+def test_another_run_of_the_id_of_one_that_waits_is_not_driven_in_its_place(limited: Any, marks: Path) -> None:
+    kept = limited(1, 1)
+    slow = occupy(marks)
+    workflow.run_async(marked.bind(marks, "a", 1), workflow_id="w")
+    assert workflow.get_status("w") is workflow.PENDING
+    # By somebody on another cluster, where the next one fails.
+    definition = workflow.read_run(kept, "w").definition
+    delete_run(kept, "w")
+    create_run(kept, "w", definition)
+    claimed = Journal(kept, run_key(kept, "w"))
+    assert claimed.claim(Claimed(owner={"host": "elsewhere", "pid": 1, "id": "x"}, steps=[]))
+    claimed.append(RunFailed(error={"code": "step_failed", "what": "there", "step": "a"}))
+    go(marks)
+    assert ray.get(slow) == "slow"
+    assert workflow.run(add.bind(1, 2), workflow_id="behind") == 3
+    assert (workflow.get_status("w"), workflow.read_run(kept, "w").epoch) == (workflow.FAILED, 1)
+    assert executions(marks, "a") == 0
 
 
 def test_a_storage_that_is_away_when_a_turn_has_come_loses_neither_the_workflow_nor_its_place(

@@ -12,7 +12,7 @@ import pytest
 from _pieces import executions, journal, of_kind
 from _ray_plans import QUICK, Marked, in_a_module_of_the_worker, mark, refuse
 
-from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import (
     Driver,
@@ -156,6 +156,21 @@ def test_a_function_that_cannot_be_sent_fails_at_once(store: Store) -> None:
     assert state.status is RunStatus.FAILED
     assert "cannot be sent" in str(state.error)
     assert len(state.steps["a"].attempts) == 1
+
+
+def raises_with_a_value_of_its_own_class(context: StepContext) -> None:
+    class Colour(str):
+        pass
+
+    raise VerlWorkflowError(ErrorCode.STEP_FAILED, Colour("it is red"), value=[Colour("red")])
+
+
+def test_an_error_with_values_that_only_its_worker_knows_is_told(store: Store) -> None:
+    step = Step(name="a", call=raises_with_a_value_of_its_own_class, retry=RetryPolicy(attempts=1))
+    state = drive(store, Plan(steps=(step,)))
+    assert state.status is RunStatus.FAILED
+    assert (state.error or {})["what"] == "it is red"
+    assert (state.error or {})["value"] == ["red"]
 
 
 def unloadable() -> None:

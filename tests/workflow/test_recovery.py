@@ -21,6 +21,7 @@ from _flows import (
 )
 
 from verl_workflow import workflow
+from verl_workflow.workflow._definition import delete_run
 
 pytestmark = pytest.mark.usefixtures("flows")
 
@@ -92,3 +93,16 @@ def test_a_workflow_that_the_storage_does_not_give_keeps_no_other_from_being_tak
     assert workflow.run(marked.bind(marks, "new", 4), workflow_id="new") == 4
     kept.replace(lost)
     assert ray.get(first["a"], timeout=120) == "a"
+
+
+def test_the_id_of_one_that_waits_is_free_when_it_was_deleted_from_afar(tmp_path: Path, marks: Path) -> None:
+    workflow.init(storage=str(tmp_path / "queue"), max_running_workflows=1)
+    slow = workflow.run_async(waiting.bind(marks, "slow"), workflow_id="slow")
+    started(marks, "slow")
+    workflow.run_async(marked.bind(marks, "first", 1), workflow_id="w")
+    assert cancel_from_afar("w") == "CANCELED"
+    delete_run(store(), "w")
+    again = workflow.run_async(marked.bind(marks, "second", 2), workflow_id="w")
+    go(marks)
+    assert ray.get([slow, again], timeout=120) == [None, 2]
+    assert (executions(marks, "first"), executions(marks, "second")) == (0, 1)

@@ -19,7 +19,7 @@ from verl_workflow.workflow._definition import read_definition
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._launch import RayLauncher
-from verl_workflow.workflow._names import run_folder
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._plan import Plan
 from verl_workflow.workflow._state import read_run
@@ -43,16 +43,20 @@ class DriverHandle:
     """
 
     store_uri: str
-    run_id: str
+    run: RunKey
     token: str
     actor: Any
     ended_epoch: int = 0
+
+    @property
+    def run_id(self) -> str:
+        return self.run.run_id
 
 
 class RunDriver:
     """The actor's class. It drives from a thread begun by its constructor, so that a restart by Ray is a replay."""
 
-    def __init__(self, store_uri: str, run_id: str, plan_loader: str, token: str, force: bool) -> None:
+    def __init__(self, store_uri: str, run: RunKey, plan_loader: str, token: str, force: bool) -> None:
         import ray
 
         self._token = token
@@ -62,7 +66,7 @@ class RunDriver:
         if ray.get_runtime_context().was_current_actor_reconstructed:
             force = False
             self._met.set()
-        arguments = (store_uri, run_id, plan_loader, force)
+        arguments = (store_uri, run, plan_loader, force)
         threading.Thread(target=self._drive, args=arguments, name="driver", daemon=True).start()
 
     def meet(self) -> tuple[str, bool]:
@@ -71,27 +75,27 @@ class RunDriver:
         self._met.set()
         return self._token, at_work
 
-    def _drive(self, store_uri: str, run_id: str, plan_loader: str, force: bool) -> None:
+    def _drive(self, store_uri: str, run: RunKey, plan_loader: str, force: bool) -> None:
         import ray
 
         store = Store(store_uri)
         try:
-            plan = _load_plan(store, run_id, plan_loader)
+            plan = _load_plan(store, run.run_id, plan_loader)
             owner = {**this_process(), "driver": self._token}
-            Driver(store, run_id, plan, RayLauncher(), owner=owner, force=force).run()
+            Driver(store, run.run_id, plan, RayLauncher(), owner=owner, run=run, force=force).drive()
         except Exception as error:  # noqa: BLE001 - the end of the thread: whoever waits finds it in the storage
-            _log.exception("the driver of run %s has stopped", run_id)
-            self._leave_word(store, run_id, error)
+            _log.exception("the driver of run %s has stopped", run.run_id)
+            self._leave_word(store, run, error)
         finally:
             self._ended = True
             # Whoever starts a driver wants to have seen it, however short its life.
             self._met.wait(_ANSWER_S)
             ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
-    def _leave_word(self, store: Store, run_id: str, error: Exception) -> None:
+    def _leave_word(self, store: Store, run: RunKey, error: Exception) -> None:
         facts = {**Raised.of(error).to_json(""), "user": isinstance(error, UserError)}
         try:
-            store.put(_word_key(run_id, self._token), json.dumps(facts).encode())
+            store.put(_word_key(run, self._token), json.dumps(facts).encode())
         except VerlWorkflowError:
             _log.exception("and the storage does not take the reason")
 
@@ -130,12 +134,12 @@ def start_driver(
     )
     deadline = time.monotonic() + _START_S
     while True:
-        actor = remote.remote(store_uri, run_id, plan_loader, token, force)
+        actor = remote.remote(store_uri, before.key, plan_loader, token, force)
         found, at_work = _meet(actor)
         if found is not None and (found == token or (at_work and not force)):
             return DriverHandle(
                 store_uri=store_uri,
-                run_id=run_id,
+                run=before.key,
                 token=found,
                 actor=actor,
                 ended_epoch=before.epoch if before.status in TERMINAL_STATES else 0,
@@ -162,7 +166,7 @@ def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
     import ray
 
     store = Store(handle.store_uri)
-    if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
+    if (data := store.get(_word_key(handle.run, handle.token))) is not None:
         return _error_from(json.loads(data))
     if not _head_answers():
         return VerlWorkflowError(
@@ -176,7 +180,7 @@ def driver_failure(handle: DriverHandle) -> VerlWorkflowError | None:
         ray.get(handle.actor.meet.remote(), timeout=_LOOK_S)
     except ray.exceptions.ActorDiedError as error:
         # Its last words may have come in between.
-        if (data := store.get(_word_key(handle.run_id, handle.token))) is not None:
+        if (data := store.get(_word_key(handle.run, handle.token))) is not None:
             return _error_from(json.loads(data))
         state = read_run(store, handle.run_id)
         if state.status in TERMINAL_STATES and state.epoch > handle.ended_epoch:
@@ -253,8 +257,8 @@ def _error_from(facts: dict[str, Any]) -> VerlWorkflowError:
     return kind(code, facts["what"], where=facts["where"], remedy=facts["remedy"], retryable=facts["retryable"])
 
 
-def _word_key(run_id: str, token: str) -> str:
-    return f"{run_folder(run_id)}/drivers/{token}.json"
+def _word_key(run: RunKey, token: str) -> str:
+    return f"{run.folder}/drivers/{token}.json"
 
 
 def _first_line(error: Exception) -> str:

@@ -251,17 +251,24 @@ def cancel(workflow_id: str) -> None:
     """
     state = _session.existing(workflow_id)
     store = _session.storage()
+    deadline = time.monotonic() + 60.0
     if state.status is RunStatus.PENDING and state.host is not None:
         # Out of the queue first, or it would begin in between.
-        _session.withdraw(workflow_id)
-        if read_run(store, workflow_id, progress=False).status is RunStatus.FAILED:
+        left = not _session.withdraw(workflow_id)
+        while left and state.epoch and read_run(store, workflow_id, progress=False).status is RunStatus.PENDING:
+            # On its way to its driver, which is asked then.
+            _wait(workflow_id, deadline)
+        if not left and read_run(store, workflow_id, progress=False).status is RunStatus.FAILED:
             return
     request_cancel(store, workflow_id)
-    deadline = time.monotonic() + 60.0
     while read_run(store, workflow_id, progress=False).status not in TERMINAL_STATES:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Workflow '{workflow_id}' was asked to stop, and has not within 60 s.")
-        time.sleep(_POLL_S)
+        _wait(workflow_id, deadline)
+
+
+def _wait(workflow_id: str, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(f"Workflow '{workflow_id}' was asked to stop, and has not within 60 s.")
+    time.sleep(_POLL_S)
 
 
 def send_event(workflow_id: str, event_key: str, payload: Any = None) -> None:
@@ -337,7 +344,7 @@ def delete(workflow_id: str) -> None:
         active = not is_gone(_session.storage(), state.key, state.owner, state.epoch)
     if active:
         raise WorkflowStillActiveError.of("DELETE", workflow_id)
-    delete_run(_session.storage(), workflow_id)
+    delete_run(_session.storage(), workflow_id, state.incarnation)
 
 
 def gc(workflow_id: str | None = None) -> Collected:

@@ -262,12 +262,13 @@ def _plain(error: BaseException) -> BaseException:
 def _fields(error: VerlWorkflowError) -> dict[str, Any]:
     value = error.value
     try:
-        if len(json.dumps(value)) > _LONGEST_TEXT:
-            value = _message(value)
+        text = json.dumps(value)
+        # Plain: what is like JSON may be of a class that the driver does not know.
+        value = json.loads(text) if len(text) <= _LONGEST_TEXT else _message(value)
     except (TypeError, ValueError, RecursionError):
         value = _message(value)
-    names = ("code", "what", "where", "remedy", "retryable")
-    return {**{name: getattr(error, name) for name in names}, "value": value}
+    texts = {name: "".join(getattr(error, name)) for name in ("what", "where", "remedy")}
+    return {**texts, "code": error.code, "retryable": bool(error.retryable), "value": value}
 
 
 def _message(thing: object) -> str:

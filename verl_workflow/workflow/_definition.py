@@ -50,15 +50,27 @@ def create_run(
     return key
 
 
-def delete_run(store: Store, run_id: str) -> None:
+def delete_run(store: Store, run_id: str, incarnation: str = "") -> None:
     """Remove a run with all that lies in its folder; from the first moment on there is none of this id.
 
     Once it has begun, another run may take the id, and loses nothing.
+
+    Args:
+        incarnation: do nothing if the id is not this one's any more; by default whichever has it is removed.
     """
+    if incarnation and not _bears(store, run_id, incarnation):
+        return
     # What comes later is not this run's.
     keys = [key for key in store.list(run_folder(run_id)) if key != definition_key(run_id)]
     store.delete(definition_key(run_id))
     store.delete_all(keys, run_folder(run_id))
+
+
+def _bears(store: Store, run_id: str, incarnation: str) -> bool:
+    try:
+        return run_key(store, run_id).incarnation == incarnation
+    except UserError:
+        return False
 
 
 def run_exists(store: Store, run_id: str) -> bool:

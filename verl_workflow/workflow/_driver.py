@@ -17,10 +17,10 @@ from verl_workflow.workflow._flight import Flight, Flying
 from verl_workflow.workflow._fold import Folded
 from verl_workflow.workflow._graph import Graph, Names
 from verl_workflow.workflow._heartbeat import INTERVAL_S, LEASE_S, Heartbeat
-from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._journal import Journal, deleted
 from verl_workflow.workflow._known import KnownValues
 from verl_workflow.workflow._launch import Launcher
-from verl_workflow.workflow._names import path_part
+from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._node import steps_of
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._ownership import take_over
@@ -53,13 +53,14 @@ class Driver:
     Args:
         plan: the same for each driver of a run; a graph's last step is what is wanted of it, a `Plan`'s are all.
         owner: who this is, by default the calling process; see `this_process`.
+        run: which of the runs that may have borne the id; default: the one that does now.
         reset: what to execute again although it is committed.
         force: take the run even from an owner that shows signs of life; that one is fenced and stops.
         lease_s: how long an owner's heartbeat must be seen unchanged before it is given up.
         heartbeat_s: between signs of life. poll_s: between looks for requests to cancel and for other drivers.
 
     Raises:
-        UserError(RUN_UNKNOWN): there is no such run.
+        UserError(RUN_UNKNOWN): there is no such run. FencedError: another one bears its id now.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Driver:
         launcher: Launcher,
         owner: Mapping[str, Any] | None = None,
         *,
+        run: RunKey | None = None,
         reset: StepsReset | None = None,
         force: bool = False,
         lease_s: float = LEASE_S,
@@ -79,6 +81,8 @@ class Driver:
         self._store = store
         self._definition = read_definition(store, run_id)
         self._run = key_of(self._definition)
+        if run is not None and run != self._run:
+            raise deleted(run.run_id)
         self._schedule = Schedule(self._load_continuation)
         # Of a graph's many small steps hardly any says how far it is, and each would cost a read.
         self._reports = isinstance(plan, Plan)
@@ -136,6 +140,7 @@ class Driver:
             self._run,
             owner=self._owner,
             steps=self._names,
+            reset=self._reset,
             remedy=self._remedy,
             force=self._force,
             lease_s=self._lease_s,
@@ -154,8 +159,6 @@ class Driver:
         # All of them in one entry, so that either it was written or nothing but claims was.
         if not any(step.attempts or step.committed or step.continued for step in folded.steps.values()):
             self._events.extend(event_from_json(event, definition_key(self._run.run_id)) for event in seed)
-        if self._reset is not None:
-            self._events.append(self._reset)
         self._flush()
         self._given = Names(folded.steps)
         for name, known in folded.steps.items():
@@ -251,8 +254,7 @@ class Driver:
 
     def _number(self, step: Step) -> int:
         """Open a new attempt in the journal."""
-        attempts = self._journal.state.step(step.name).attempts
-        attempt = (attempts[-1].number if attempts else 0) + 1
+        attempt = self._journal.state.step(step.name).last_number + 1
         self._events.append(StepStarted(step=step.name, attempt=attempt))
         return attempt
 
@@ -342,7 +344,7 @@ class Driver:
             below = set(self._schedule.drop_below(scope))
             self._flight.drop(below, stopped)
             self._ready = {name: at for name, at in self._ready.items() if name not in below}
-            self._record(StepSucceeded.of(scope, 0, value))
+            self._record(StepSucceeded.of(scope, 0, self._values.stored(value, self._value_key(catcher, 0))))
             self._advance(*self._schedule.settle(scope))
             return True
         return False

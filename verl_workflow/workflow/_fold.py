@@ -86,7 +86,8 @@ class FoldedStep:
 
     Attributes:
         failures, crashes: count against the budgets; lost drivers do not.
-        code: digest of what it was reset for; None: its graph says which code it has.
+        code: digest of what it is executed with since it was taken up; None: its graph says which code it has.
+        used: the number of the last attempt at a step of this name that is no part of the run any more.
     """
 
     status: StepStatus = StepStatus.WAITING
@@ -97,6 +98,12 @@ class FoldedStep:
     committed: StepSucceeded | None = None
     continued: StepContinued | None = None
     code: str | None = None
+    used: int = 0
+
+    @property
+    def last_number(self) -> int:
+        """Of its attempts, the next of which has a higher one."""
+        return self.attempts[-1].number if self.attempts else self.used
 
     @property
     def settled(self) -> bool:
@@ -117,17 +124,23 @@ class Folded:
     error: dict[str, Any] | None = None
     cancel_requested: bool = False
     steps: dict[str, FoldedStep] = field(default_factory=dict)
+    used: dict[str, int] = field(default_factory=dict)
 
     def step(self, name: str) -> FoldedStep:
         found = self.steps.get(name)
         if found is None:
-            found = self.steps[name] = FoldedStep()
+            found = self.steps[name] = FoldedStep(used=self.used.get(name, 0))
         return found
 
     def continued_steps(self, name: str) -> Sequence[str]:
         """The steps that this one has returned."""
         step = self.steps.get(name)
         return () if step is None or step.continued is None else step.continued.steps
+
+    def code_of(self, name: str, recorded: str) -> str:
+        """Digest of the code that a step has been executed with last; `recorded`: what its graph says."""
+        step = self.steps.get(name)
+        return recorded if step is None or step.code is None else step.code
 
     def value_of(self, name: str) -> StepSucceeded | None:
         """The commit that a step's value comes from: its own, or that of the last step it continued to."""
@@ -180,8 +193,9 @@ def _broken_rule(state: Folded, entry: Entry, event: Event) -> str | None:
             return f"step {event.step} was continued before"
         last = step.attempts[-1] if step.attempts else None
         if isinstance(event, StepStarted):
-            if last is not None and (last.status is StepStatus.RUNNING or event.attempt <= last.number):
-                return f"attempt {event.attempt} of step {event.step} was started after attempt {last.number}"
+            running = last is not None and last.status is StepStatus.RUNNING
+            if running or event.attempt <= step.last_number:
+                return f"attempt {event.attempt} of step {event.step} was started after attempt {step.last_number}"
         elif event.attempt > 0 and (
             last is None or last.number != event.attempt or last.status is not StepStatus.RUNNING
         ):
@@ -257,13 +271,17 @@ def _apply_reset(state: Folded, event: StepsReset) -> None:
     while left:
         name = left.pop()
         left.extend(state.continued_steps(name))
-        state.steps.pop(name, None)
+        gone = state.steps.pop(name, None)
+        if gone is not None:
+            state.used[name] = gone.last_number
     for name in event.steps:
         step = state.steps.get(name)
         if step is not None:
             step.status, step.committed, step.continued = StepStatus.WAITING, None, None
             step.failures, step.crashes, step.retry_at = 0, 0, None
-            step.code = event.code.get(name, step.code)
+    for name, code in event.code.items():
+        if name in state.steps:
+            state.steps[name].code = code
 
 
 def _end_attempt(step: FoldedStep, at: float, status: StepStatus, error: dict[str, Any] | None = None) -> None:

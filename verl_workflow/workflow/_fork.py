@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._definition import read_definition
 from verl_workflow.workflow._fold import Folded
-from verl_workflow.workflow._graph import Graph
+from verl_workflow.workflow._graph import Graph, Names
 from verl_workflow.workflow._guard import dependents
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._metadata import graphs_of
@@ -92,7 +93,8 @@ def copy_workflow(store: Store, state: RunState, from_step: str, new: RunKey) ->
     taken = taken_steps(state, from_step, store)
     folded = Journal(store, state.key).read()
     workflow = dict(state.definition["workflow"])
-    graph_key, sha256 = _copied_graph(store, workflow["graph"], workflow["sha256"], new)
+    names = Names().give(node.name for node in read_graph(store, workflow["graph"], workflow["sha256"]).nodes)
+    graph_key, sha256 = _copied_graph(store, workflow["graph"], workflow["sha256"], new, folded, names)
     workflow |= {"graph": graph_key, "sha256": sha256, "forked_from": {"workflow_id": state.run_id, "step": from_step}}
     events = [event for name in folded.steps if name in taken for event in _taken(store, folded, state, name, new)]
     return Fork(
@@ -105,7 +107,9 @@ def _taken(store: Store, folded: Folded, state: RunState, name: str, new: RunKey
     step = folded.steps[name]
     events: list[Event] = []
     if step.continued is not None:
-        graph_key, sha256 = _copied_graph(store, step.continued.graph_key, step.continued.sha256, new)
+        graph_key, sha256 = _copied_graph(
+            store, step.continued.graph_key, step.continued.sha256, new, folded, step.continued.steps
+        )
         events.append(
             StepContinued(step=name, attempt=0, graph_key=graph_key, sha256=sha256, steps=step.continued.steps)
         )
@@ -130,7 +134,9 @@ def _copied_value(store: Store, committed: StepSucceeded, run_id: str, new: RunK
     return dataclasses.replace(committed, attempt=0, sha256=sha256, inline=inline, value_key=key, reused_from=run_id)
 
 
-def _copied_graph(store: Store, key: str, sha256: str, new: RunKey) -> tuple[str, str]:
+def _copied_graph(
+    store: Store, key: str, sha256: str, new: RunKey, folded: Folded, names: Sequence[str]
+) -> tuple[str, str]:
     graph = read_graph(store, key, sha256)
     folder = f"{new.folder}/objects"
     nodes = [
@@ -138,8 +144,9 @@ def _copied_graph(store: Store, key: str, sha256: str, new: RunKey) -> tuple[str
             node,
             arguments=moved(node.arguments, store, folder),
             inputs=tuple(moved(each, store, folder) for each in node.inputs),
+            code=folded.code_of(name, node.code),
         )
-        for node in graph.nodes
+        for node, name in zip(graph.nodes, names, strict=True)
     ]
     saved = save_graph(Graph(nodes=tuple(nodes), path=graph.path), store, new.folder)
     return saved.graph_key, saved.sha256

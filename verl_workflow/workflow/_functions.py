@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+# Of the copy of a function: what it is a copy of.
+ORIGINAL = "__verl_workflow_original__"
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +50,7 @@ def at_rest(function: Callable[..., Any]) -> Any:
         present = _body(attrgetter(name)(sys.modules[module]))
     except (KeyError, AttributeError):
         return function
-    if present is not function:
+    if present is not function and present is not getattr(function, ORIGINAL, None):
         return function
     from ray import cloudpickle
 

@@ -80,6 +80,8 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; nothing was removed.
     """
+    # Before the definition: another run may take the id, and its files are not remains.
+    found_here = store.list(run_folder(run_id))
     stored = read_definition(store, run_id)
     key, definition = key_of(stored), stored["definition"]
     folder = key.folder
@@ -89,10 +91,7 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
     journal = Journal(store, key)
     state = journal.read()
     swept = _Sweep(store)
-    swept.remove(
-        "remains",
-        (other for other in store.list(run_folder(run_id)) if _incarnation(other) not in {None, key.incarnation}),
-    )
+    swept.remove("remains", _remains(store, found_here, key.incarnation, stale_after_s))
     stale = state.ended_at is not None and time.time() - state.ended_at >= stale_after_s
     if state.status in TERMINAL_STATES and stale:
         journal.snapshot(renew=True)
@@ -156,14 +155,25 @@ def _sweep_remains(total: Collected, store: Store, stale_after_s: float) -> None
     for folder in store.folders("runs"):
         if folder.startswith(".") or store.get(f"runs/{folder}/definition.json") is not None:
             continue
-        keys = [key for key in store.list(f"runs/{folder}") if _incarnation(key) is not None]
-        # A run that is being made writes what it consists of before its definition.
-        newest = max((store.modified(key) or 0.0 for key in keys), default=0.0)
-        if time.time() - newest >= stale_after_s:
+        keys = list(_remains(store, store.list(f"runs/{folder}"), "", stale_after_s))
+        if keys:
             swept = _Sweep(store)
             swept.remove("remains", keys)
             store.delete_all([], f"runs/{folder}")
             total.add(dataclasses.replace(swept.done, runs=0))
+
+
+def _remains(store: Store, keys: Iterable[str], present: str, stale_after_s: float) -> Iterable[str]:
+    """Those of other runs than the present one; but a run that is being made is written before its definition."""
+    others: dict[str, list[str]] = {}
+    for key in keys:
+        incarnation = _incarnation(key)
+        if incarnation not in {None, present}:
+            others.setdefault(str(incarnation), []).append(key)
+    for found in others.values():
+        newest = max(store.modified(key) or 0.0 for key in found)
+        if time.time() - newest >= stale_after_s:
+            yield from found
 
 
 def _incarnation(key: str) -> str | None:

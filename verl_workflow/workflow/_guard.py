@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset | None:
-    """What is to be executed again of the finished steps, such whose error was caught among them; None: nothing.
+    """What is to be executed again of the finished steps, such whose error was caught among them, and the digests of
+    code that has changed; None: all is as it was.
 
     Raises:
         UserError(DEFINITION_CHANGED): `on_change` is ``fail``, and there are steps whose code has changed.
@@ -27,8 +28,10 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset |
     done |= _caught(state)
     found = {name: code for graph, names in graphs for name, code in _changed(graph, names, state).items()}
     changed = [name for name in found if name in done]
+    # What is executed first, or again, from now on.
+    code = {name: digest for name, digest in found.items() if digest and name not in done}
     if not changed:
-        return None
+        return StepsReset(steps=[], code=code) if code else None
     if on_change == "fail":
         raise UserError(
             ErrorCode.DEFINITION_CHANGED,
@@ -39,9 +42,9 @@ def changed_steps(state: RunState, store: Store, on_change: str) -> StepsReset |
         )
     if on_change == "accept":
         _log.warning("workflow %s: values are kept of steps whose code has changed: %s", state.run_id, changed)
-        return None
+        return StepsReset(steps=[], code=code) if code else None
     again = sorted(dependents(graphs, state, set(changed)) & done)
-    return StepsReset(steps=again, code={name: found[name] for name in changed})
+    return StepsReset(steps=again, code={name: digest for name, digest in found.items() if digest})
 
 
 def _caught(state: RunState) -> set[str]:

@@ -20,7 +20,7 @@ from verl_workflow.workflow._owner import is_dead
 # A driver is given up when its heartbeat was seen unchanged for this long.
 LEASE_S = 15.0
 INTERVAL_S = 2.0
-_AT_A_TIME = 16
+_AT_A_TIME = 64
 _log = logging.getLogger(__name__)
 
 

@@ -7,14 +7,11 @@ that it was driving, and with those that were waiting for their turn.
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
-import queue
 import secrets
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
@@ -22,32 +19,19 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Caller
 from verl_workflow.workflow._definition import create_run, read_definition, run_key
 from verl_workflow.workflow._driver import Driver
-from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
+from verl_workflow.workflow._fold import FINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._places import Order, Places, taken
 from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import list_runs, read_graph, read_run
-from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn
+from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn, waiting_turn
 
 _AGAIN_S = 1.0
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Order:
-    """A workflow to be driven. Attributes: see `WorkflowHost.begin` and `Driver`."""
-
-    run: RunKey
-    caller: Caller
-    reset: StepsReset | None = None
-    resumed: bool = False
-
-    @property
-    def run_id(self) -> str:
-        return self.run.run_id
 
 
 class WorkflowHost:
@@ -60,14 +44,11 @@ class WorkflowHost:
     def __init__(self, store: Store, token: str, running: int, pending: int) -> None:
         self._store = store
         self._token = token
-        self._limits = running, pending
-        self._driven: dict[str, asyncio.Future[BaseException | None]] = {}
-        self._waiting: collections.deque[_Order] = collections.deque()
+        self._places = Places(running, pending)
         self._taken_up: set[str] = set()
         # Folders of workflows of which the storage does not say yet whether they are to be taken up.
         self._unread: set[str] = set()
-        # How many are being recorded, for which there has to be room.
-        self._beginning = 0
+        self._doubtful: set[asyncio.Future[None]] = set()
         self._launchers: dict[str, RayLauncher] = {}
         self._life = HostLife(store, token)
         self._life.start()
@@ -75,10 +56,11 @@ class WorkflowHost:
 
     async def hello(self, running: int | None, pending: int | None, durability: str | None = None) -> str:
         """The host's token. Raises ValueError when it was started with other limits."""
-        if any(theirs not in (None, mine) for mine, theirs in zip(self._limits, (running, pending), strict=True)):
+        mine = self._places.running, self._places.pending
+        if any(theirs not in (None, limit) for limit, theirs in zip(mine, (running, pending), strict=True)):
             raise ValueError(
                 "The workflow init is called again but the init options do not match the original ones. Original "
-                f"options: max_running_workflows={self._limits[0]} max_pending_workflows={self._limits[1]}; "
+                f"options: max_running_workflows={mine[0]} max_pending_workflows={mine[1]}; "
                 f"New options: max_running_workflows={running} max_pending_workflows={pending}."
             )
         if durability not in (None, self._store.durability):
@@ -108,13 +90,15 @@ class WorkflowHost:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
         """
         await self._has_recovered(run.run_id)
-        known = self._driven.get(run.run_id)
-        if known is None and not self._has_room() and not await asyncio.to_thread(self._has_begun, run):
-            raise _full()
-        if known is not None and not await asyncio.to_thread(self._has_begun, run):
-            # One that was deleted while it ran, and does not know of it yet: recorded now, this one would be nobody's.
-            raise _taken(run.run_id)
-        self._beginning += 1
+        await self._forget_stale(run.run_id)
+        begun = False
+        if run.run_id in self._places or not self._places.has_room:
+            # Made again by Ray, it was this very call that took the place.
+            begun = await asyncio.to_thread(self._has_begun, run)
+            if begun and run.run_id in self._places:
+                return
+        self._places.take(run.run_id, over=begun)
+        order = Order(run=run, caller=caller)
         try:
             await asyncio.to_thread(
                 create_run,
@@ -125,17 +109,21 @@ class WorkflowHost:
                 host=self._token,
                 seed=list(seed),
             )
-        except UserError as error:
+        except VerlWorkflowError as error:
+            if error.retryable:
+                self._settle(order)
+                raise
+            if error.code is ErrorCode.RUN_EXISTS and await asyncio.to_thread(self._is_present, order):
+                # Recorded by this very call, whose answer was lost, or by it in a process before this one.
+                self._place(order)
+                return
+            self._leave(run.run_id)
             if error.code is not ErrorCode.RUN_EXISTS:
                 raise
             if not await asyncio.to_thread(self._has_begun, run):
-                raise _taken(run.run_id) from error
-            if run.run_id in self._driven or await asyncio.to_thread(self._has_ended, run.run_id):
-                return
-            # Recorded by this very call, whose answer was lost, or by it in a process before this one.
-        finally:
-            self._beginning -= 1
-        self._submit(_Order(run=run, caller=caller))
+                raise taken(run.run_id) from error
+        else:
+            self._place(order)
 
     async def submit(self, run_id: str, caller: Caller, reset: StepsReset | None = None) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -144,21 +132,31 @@ class WorkflowHost:
             RuntimeError: it is driven here already. queue.Full: too many are waiting.
         """
         await self._has_recovered(run_id)
-        if run_id in self._taken_up and run_id in self._driven:
+        if run_id in self._taken_up and run_id in self._places:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
             return
-        if any(order.run_id == run_id and self._was_withdrawn(order) for order in self._waiting):
-            await self.withdraw(run_id)
-        run = await asyncio.to_thread(run_key, self._store, run_id)
-        if run_id not in self._driven and not self._has_room():
-            raise _full()
-        self._submit(_Order(run=run, caller=caller, reset=reset, resumed=True))
+        await self._forget_stale(run_id)
+        self._places.take(run_id)
+        try:
+            state = await asyncio.to_thread(read_run, self._store, run_id, progress=False)
+        except VerlWorkflowError:
+            self._leave(run_id)
+            raise
+        # Said before it begins, so that nobody takes the workflow for one that has failed and is left so.
+        turn = Turn(host=self._token, epoch=state.epoch, reset=reset)
+        order = Order(run=state.key, caller=caller, turn=turn)
+        try:
+            await asyncio.to_thread(record_turn, self._store, order.run, turn)
+        except VerlWorkflowError:
+            self._settle(order)
+            raise
+        self._place(order)
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
         await self._has_recovered(run_id)
-        future = self._driven.get(run_id)
+        future = self._places.end(run_id)
         return None if future is None else await asyncio.shield(future)
 
     async def output(self, run_id: str, task_id: str | None) -> Delivered:
@@ -169,16 +167,20 @@ class WorkflowHost:
         return await output_to_deliver(self._store, run_id, task_id)
 
     async def withdraw(self, run_id: str) -> bool:
-        """Take a workflow out of the queue; False when it is not in it."""
+        """Take a workflow out of the queue; False when it is being driven."""
         await self._has_recovered(run_id)
-        for place, order in enumerate(self._waiting):
-            if order.run_id == run_id:
-                clear_turn(self._store, order.run)
-                del self._waiting[place]
-                future = self._driven.pop(run_id)
-                future.set_result(None)
-                return True
-        return False
+        for order in self._places.waiting(run_id):
+            if await asyncio.to_thread(self._is_present, order):
+                await asyncio.to_thread(clear_turn, self._store, order.run)
+            if order in self._places.waiting(run_id):
+                self._places.take_out(order)
+        return run_id not in self._places
+
+    async def _forget_stale(self, run_id: str) -> None:
+        """Take out of the queue what others, without a way to this cluster, have withdrawn, ended or deleted."""
+        for order in self._places.waiting(run_id):
+            if not await asyncio.to_thread(self._is_present, order) and order in self._places.waiting(run_id):
+                self._places.take_out(order)
 
     def _has_begun(self, run: RunKey) -> bool:
         """Whether the process before this one has recorded the workflow, which then was taken up already."""
@@ -187,60 +189,48 @@ class WorkflowHost:
         except UserError:
             return False
 
-    def _has_room(self) -> bool:
-        running, pending = self._limits
-        return running < 0 or pending < 0 or len(self._driven) + self._beginning < running + pending
+    def _place(self, order: Order) -> None:
+        if self._places.fill(order):
+            self._start(order)
 
-    def _active(self) -> list[str]:
-        waiting = {order.run_id for order in self._waiting}
-        return [run_id for run_id in self._driven if run_id not in waiting]
+    def _leave(self, run_id: str, stopped: BaseException | None = None) -> None:
+        for order in self._places.leave(run_id, stopped):
+            self._start(order)
 
-    def _submit(self, order: _Order) -> None:
-        if order.run_id in self._driven:
-            raise _taken(order.run_id)
-        running, _ = self._limits
-        if running >= 0 and len(self._active()) >= running:
-            if order.resumed:
-                record_turn(self._store, order.run, Turn(host=self._token, reset=order.reset))
-            self._waiting.append(order)
-            self._driven[order.run_id] = asyncio.get_running_loop().create_future()
-            return
-        self._driven[order.run_id] = asyncio.get_running_loop().create_future()
-        self._start(order)
-
-    def _start(self, order: _Order, *, waited: bool = False) -> None:
+    def _start(self, order: Order) -> None:
         loop = asyncio.get_running_loop()
 
         def drive() -> None:
             stopped: BaseException | None = None
             try:
-                if not order.resumed or self._leave_queue(order, waited):
-                    self._drive(order)
+                self._drive(order)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
                 stopped = error
-            loop.call_soon_threadsafe(self._ended, order.run_id, stopped)
+            loop.call_soon_threadsafe(self._leave, order.run_id, stopped)
 
         threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
 
-    def _leave_queue(self, order: _Order, waited: bool) -> bool:
-        """Whether it is still to be driven: somebody without a way to this cluster may have withdrawn it."""
+    def _drive(self, order: Order) -> None:
         while True:
             try:
-                wanted = not waited or read_turn(self._store, order.run) is not None
-                clear_turn(self._store, order.run)
-                return wanted
+                if not self._is_present(order):
+                    return
+                break
             except VerlWorkflowError as error:
-                # Left there, it would seem to wait for its turn as long as this host lives.
-                _log.warning("the turn of workflow %s cannot be taken away yet: %s", order.run_id, error)
+                if not error.retryable:
+                    raise
+                # Given up now, it would seem to wait for its turn as long as this host lives.
+                _log.warning("workflow %s cannot be driven yet: %s", order.run_id, error)
                 time.sleep(_AGAIN_S)
-
-    def _drive(self, order: _Order) -> None:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
-        launcher = self._launcher(order.caller, apart=order.reset is not None)
-        Driver(self._store, order.run_id, graph, launcher, owner=owner, reset=order.reset).drive()
+        reset = order.turn.reset if order.turn is not None else None
+        launcher = self._launcher(order.caller, apart=reset is not None)
+        Driver(self._store, order.run_id, graph, launcher, owner=owner, run=order.run, reset=reset).drive()
+        if order.turn is not None:
+            clear_turn(self._store, order.run)
 
     def _launcher(self, caller: Caller, *, apart: bool) -> RayLauncher:
         if apart:
@@ -251,22 +241,36 @@ class WorkflowHost:
             known = self._launchers[caller.job] = RayLauncher(job=caller.job, runtime_env=caller.runtime_env)
         return known
 
-    def _ended(self, run_id: str, stopped: BaseException | None) -> None:
-        self._driven.pop(run_id).set_result(stopped)
-        running, _ = self._limits
-        while self._waiting and (running < 0 or len(self._active()) < running):
-            self._start(self._waiting.popleft(), waited=True)
-
-    def _was_withdrawn(self, order: _Order) -> bool:
-        """Whether somebody without a way to this cluster has taken it out of the queue."""
+    def _is_present(self, order: Order) -> bool:
+        """Whether the workflow is still to be driven: it may have been withdrawn, ended or deleted from elsewhere."""
         try:
-            return order.resumed and read_turn(self._store, order.run) is None
-        except VerlWorkflowError:
-            # Its driver will meet the storage's trouble, and tell of it.
+            state = read_run(self._store, order.run_id, progress=False)
+        except UserError:
             return False
+        if state.status is RunStatus.DAMAGED or state.key != order.run or state.status in FINAL_STATES:
+            return False
+        if order.turn is None:
+            return state.status is not RunStatus.FAILED
+        turn = read_turn(self._store, order.run)
+        return turn is not None and (turn.host, turn.epoch) == (self._token, state.epoch)
 
-    def _has_ended(self, run_id: str) -> bool:
-        return read_run(self._store, run_id, progress=False).status in TERMINAL_STATES
+    def _settle(self, order: Order) -> None:
+        """The storage has failed in the middle of a begin, and may have kept what it was given: it is then driven."""
+
+        async def settle() -> None:
+            while True:
+                try:
+                    present = await asyncio.to_thread(self._is_present, order)
+                    break
+                except VerlWorkflowError:
+                    await asyncio.sleep(_AGAIN_S)
+            if present:
+                self._place(order)
+            else:
+                self._leave(order.run_id)
+
+        self._doubtful.add(task := asyncio.ensure_future(settle()))
+        task.add_done_callback(self._doubtful.discard)
 
     async def _has_recovered(self, run_id: str) -> None:
         """Wait until it is known whether this host has to take the workflow up; that of others may stay unknown."""
@@ -299,42 +303,26 @@ class WorkflowHost:
         """Take up what was left behind in these folders; those that the storage does not give now are `_unread`."""
         unread: set[str] = set()
         for order in await asyncio.to_thread(self._left_behind, folders, unread):
-            if order.run_id in self._driven:
-                continue
-            try:
-                self._submit(order)
+            if order.run_id not in self._places:
+                self._places.take(order.run_id, over=True)
+                self._place(order)
                 self._taken_up.add(order.run_id)
-            except VerlWorkflowError:
-                unread.add(path_part(order.run_id))
         if unread - self._unread:
             _log.warning("the storage does not give all that was left behind: %s", sorted(unread))
         self._unread = unread
 
-    def _left_behind(self, folders: Collection[str], unread: set[str]) -> list[_Order]:
-        found: list[tuple[bool, float, _Order]] = []
+    def _left_behind(self, folders: Collection[str], unread: set[str]) -> list[Order]:
+        found: list[tuple[bool, float, Order]] = []
         for state in list_runs(self._store, among=folders, unread=unread):
             waiting = state.status is RunStatus.PENDING and state.host == self._token
             mine = state.owner is not None and state.owner.get("driver") == self._token
             if waiting or (mine and state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE}):
                 try:
-                    turn = read_turn(self._store, state.key)
+                    turn = waiting_turn(self._store, state.key, state.epoch)
                 except VerlWorkflowError:
                     unread.add(path_part(state.run_id))
                     continue
                 # Its job may be over: whatever its workers have loaded is not trusted.
-                order = _Order(
-                    run=state.key,
-                    caller=Caller(job=self._token),
-                    reset=turn.reset if turn is not None else None,
-                    resumed=turn is not None,
-                )
+                order = Order(run=state.key, caller=Caller(job=self._token), turn=turn)
                 found.append((waiting, state.created_at or time.time(), order))
         return [order for _, _, order in sorted(found, key=lambda each: each[:2])]
-
-
-def _full() -> queue.Full:
-    return queue.Full("Workflow queue has been full")
-
-
-def _taken(run_id: str) -> RuntimeError:
-    return RuntimeError(f"Workflow '{run_id}' is already running or pending.")

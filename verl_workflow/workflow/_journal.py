@@ -95,8 +95,11 @@ class Journal:
             self._absorb(entry)
         self._looked_at = clock()
 
-    def claim(self, event: Claimed) -> bool:
+    def claim(self, event: Claimed, *more: Event) -> bool:
         """Take the run under the next epoch; False when anything but a request to cancel came in between.
+
+        Args:
+            more: what holds from the claim on, in the same entry.
 
         Raises:
             FencedError: the run was ended by another driver since it was read, and its journal cleared away.
@@ -104,7 +107,7 @@ class Journal:
         assert self.epoch == 0
         epoch = self.state.epoch + 1
         while True:
-            found = self._create((event,), epoch)
+            found = self._create((event, *more), epoch)
             if found is None:
                 self._check_number()
                 self.epoch = epoch
@@ -181,12 +184,7 @@ class Journal:
         except UserError:
             there = False
         if not there:
-            raise FencedError(
-                ErrorCode.FENCED,
-                "the run was deleted",
-                where=self._run.run_id,
-                remedy="Start it anew if it was not meant to be. Nothing of what this driver still did counts.",
-            )
+            raise deleted(self._run.run_id)
         self._there_at = clock()
 
     def _check_ownership(self) -> None:
@@ -259,6 +257,16 @@ class Journal:
 
     def _key(self, seq: int) -> str:
         return f"{self._folder}/journal/{seq:012}.json"
+
+
+def deleted(run_id: str) -> FencedError:
+    """What a driver is told whose run is not the one of its id any more."""
+    return FencedError(
+        ErrorCode.FENCED,
+        "the run was deleted",
+        where=run_id,
+        remedy="Start it anew if it was not meant to be. Nothing of what this driver still did counts.",
+    )
 
 
 def _fenced(theirs: int, mine: int, run_id: str) -> FencedError:

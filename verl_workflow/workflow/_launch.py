@@ -19,7 +19,7 @@ from verl_workflow.workflow._attempt import (
     execute_packed,
     packed,
 )
-from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped, unaskable, unsendable
+from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped, unaskable, unreadable, unsendable
 from verl_workflow.workflow._plan import Step
 from verl_workflow.workflow._waiting import WaitingLoop, WaitingProcess, fetched, with_held
 
@@ -88,11 +88,18 @@ class RayLauncher:
         self._apart = WaitingProcess(self._environment)
 
     def start(self, step: Step, call: Call, held: tuple[Any, ...] = ()) -> Future[Outcome]:
+        future: Future[Outcome]
         if step.apart:
             return self._apart.start(call, held)
         if step.hosted:
-            return self._loop.start(call, fetched(held))
-        future: Future[Outcome] = Future()
+            try:
+                found = fetched(held)
+            except Exception as error:  # noqa: BLE001 - whatever Ray says of a value that it has lost
+                future = Future()
+                resolve(future, ray_failure(error))
+                return future
+            return self._loop.start(call, found)
+        future = Future()
         try:
             data = packed(call)
         except Exception as error:  # noqa: BLE001 - pickling calls the user's own methods
@@ -134,7 +141,10 @@ class RayLauncher:
     def _ended(self, future: Future[Outcome], done: Future[bytes], apart: Any) -> None:
         self._refs.pop(future, None)
         error = done.exception()
-        outcome: Outcome = pickle.loads(done.result()) if error is None else ray_failure(error)
+        try:
+            outcome: Outcome = pickle.loads(done.result()) if error is None else ray_failure(error)
+        except Exception as problem:  # noqa: BLE001 - an attempt that is never heard of again would be waited for
+            outcome = Raised.of(unreadable(problem))
         if apart is not None and isinstance(outcome, Returned):
             outcome = dataclasses.replace(outcome, held=apart)
         resolve(future, outcome)

@@ -69,3 +69,11 @@ def unsendable(step: str, error: Exception) -> VerlWorkflowError:
         where=step,
         remedy="Make its function and what it refers to picklable.",
     )
+
+
+def unreadable(error: Exception) -> VerlWorkflowError:
+    return VerlWorkflowError(
+        ErrorCode.STEP_FAILED,
+        f"what its worker has sent cannot be read by the driver: {type(error).__name__}: {error}",
+        remedy="Give both the same version of verl_workflow.",
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_workflow.stored_json import is_number
+from verl_workflow.workflow._functions import ORIGINAL
 from verl_workflow.workflow._plan import RetryPolicy
 
 # Ray hands its options on as they are; this one of them is a mapping that nothing else reads before the task starts.
@@ -134,6 +135,7 @@ def _copied(function: Any) -> Any:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__dict__.update(function.__dict__)
+    setattr(copy, ORIGINAL, getattr(function, ORIGINAL, function))
     for name in ("__module__", "__qualname__", "__doc__", "__annotations__", "__kwdefaults__"):
         setattr(copy, name, getattr(function, name))
     return copy

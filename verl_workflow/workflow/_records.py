@@ -117,10 +117,11 @@ class StepContinued(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StepsReset(Event):
-    """Somebody has asked for these steps to be executed again although they were committed: their code has changed.
+    """A run was taken up, and code has changed since its graph was made.
 
     Attributes:
-        code: digests of what it is now, of those whose own code it is.
+        steps: to be executed again although they were committed.
+        code: digests of the code that steps have from now on, by their names.
     """
 
     KIND = "steps_reset"

@@ -146,13 +146,18 @@ def ask(method: str, *args: Any) -> Any:
     raise AssertionError("not reached")
 
 
-def withdraw(workflow_id: str) -> None:
-    """Take a workflow out of its host's queue; where that cannot be asked, by what the storage says of its turn."""
+def withdraw(workflow_id: str) -> bool:
+    """Take a workflow out of the queue that it waits in; False when it has just left it, to be driven.
+
+    Its host is asked where it is on this cluster; any other finds it withdrawn when its turn has come.
+    """
     import ray
 
-    if ray.is_initialized():
-        ask("withdraw", workflow_id)
-    clear_turn(storage(), run_key(storage(), workflow_id))
+    run = run_key(storage(), workflow_id)
+    if ray.is_initialized() and not ask("withdraw", workflow_id):
+        return False
+    clear_turn(storage(), run)
+    return True
 
 
 def deliver(workflow_id: str) -> Any:

@@ -95,11 +95,13 @@ def _step_to_json(step: FoldedStep) -> list[Any]:
         step.retry_at,
         _event_to_json(step.committed),
         _event_to_json(step.continued),
+        step.code,
+        step.used,
     ]
 
 
 def _step_from_json(found: list[Any], key: str) -> FoldedStep:
-    status, attempts, failures, crashes, retry_at, committed, continued = found
+    status, attempts, failures, crashes, retry_at, committed, continued, code, used = found
     succeeded = event_from_json(committed, key) if committed is not None else None
     went_on = event_from_json(continued, key) if continued is not None else None
     if not isinstance(succeeded, StepSucceeded | None) or not isinstance(went_on, StepContinued | None):
@@ -115,6 +117,8 @@ def _step_from_json(found: list[Any], key: str) -> FoldedStep:
         retry_at=retry_at,
         committed=succeeded,
         continued=went_on,
+        code=code,
+        used=used,
     )
 
 

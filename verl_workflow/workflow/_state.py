@@ -222,7 +222,10 @@ def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> Ru
         folded = journal.read()
         status, age = _liveness(store, key, folded, stored)
     host = stored.get("host")
-    if status in {RunStatus.RESUMABLE, RunStatus.FAILED} and (turn := waiting_turn(store, key)) is not None:
+    if (
+        status in {RunStatus.RESUMABLE, RunStatus.FAILED}
+        and (turn := waiting_turn(store, key, folded.epoch)) is not None
+    ):
         status, host = RunStatus.PENDING, turn.host
     return RunState(
         run_id=key.run_id,

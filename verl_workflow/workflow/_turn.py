@@ -1,4 +1,4 @@
-"""A run that was taken up again and waits for its turn: what its host has to know of that when it is rebuilt."""
+"""A run that was taken up again and is not claimed yet: what its host has to know of that when it is rebuilt."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from verl_workflow.workflow._records import StepsReset
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Attributes: host: token of the one in whose queue it is. reset: what is to be executed again."""
+    """Attributes:
+    host: token of the one that will drive the run. reset: what is written with its claim.
+    epoch: of the run when it was taken up: once it is claimed, this says nothing any more.
+    """
 
     host: str
+    epoch: int
     reset: StepsReset | None = None
 
 
 def record_turn(store: Store, run: RunKey, turn: Turn) -> None:
-    """Say that a run waits for its turn."""
+    """Say that a run is taken up; it is PENDING until it is claimed."""
     reset = None if turn.reset is None else vars(turn.reset)
-    store.put(_key(run), json.dumps({"host": turn.host, "reset": reset}).encode())
+    store.put(_key(run), json.dumps({"host": turn.host, "epoch": turn.epoch, "reset": reset}).encode())
 
 
 def clear_turn(store: Store, run: RunKey) -> None:
-    """Its turn has come, or it has been withdrawn."""
+    """It has been withdrawn, or has ended."""
     store.delete(_key(run))
 
 
@@ -38,21 +42,20 @@ def read_turn(store: Store, run: RunKey) -> Turn | None:
         found = parse_json(data) if data is not None else None
     except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("host"), str):
+    if not isinstance(found, dict) or not isinstance(found.get("host"), str) or not isinstance(found.get("epoch"), int):
         return None
     reset = found.get("reset")
-    if not isinstance(reset, dict):
-        return Turn(host=found["host"])
     try:
-        return Turn(host=found["host"], reset=StepsReset(**reset))
+        made = StepsReset(**reset) if isinstance(reset, dict) else None
     except TypeError:
         return None
+    return Turn(host=found["host"], epoch=found["epoch"], reset=made)
 
 
-def waiting_turn(store: Store, run: RunKey) -> Turn | None:
-    """The same, if the host shows signs of life."""
+def waiting_turn(store: Store, run: RunKey, epoch: int) -> Turn | None:
+    """The same, if the run has not been claimed since and the host shows signs of life."""
     turn = read_turn(store, run)
-    return turn if turn is not None and is_alive(store, turn.host) else None
+    return turn if turn is not None and turn.epoch == epoch and is_alive(store, turn.host) else None
 
 
 def _key(run: RunKey) -> str:
