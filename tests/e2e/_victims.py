@@ -148,7 +148,7 @@ def freeze_at(command: Command, store: Store, run_id: str, ready: Callable[[RunS
         state = _state(store, run_id)
         driver = _driver(command, state)
         if driver is None:
-            time.sleep(0.005)
+            time.sleep(0.02)
         else:
             with contextlib.suppress(psutil.NoSuchProcess):
                 driver.suspend()
@@ -156,7 +156,7 @@ def freeze_at(command: Command, store: Store, run_id: str, ready: Callable[[RunS
                 if state is not None and ready(state):
                     return state
                 driver.resume()
-                time.sleep(0.005)
+                time.sleep(0.01)
         assert command.process.poll() is None, f"the command ended before {what}; output was\n{command.tail()}"
     raise AssertionError(f"{what} did not come within {PATIENCE_S:g} s; output was\n{command.tail()}")
 

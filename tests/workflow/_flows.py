@@ -27,7 +27,10 @@ class AlsoRefused(Refused):
 
 def mark(folder: Path, name: str) -> int:
     """Leave a file for this execution, with the process number; says how many there are of this name."""
-    (folder / f"{name}.{uuid.uuid4().hex}").write_text(str(os.getpid()))
+    number = uuid.uuid4().hex
+    # Whoever sees it may read it at once.
+    (folder / f".{number}").write_text(str(os.getpid()))
+    (folder / f".{number}").rename(folder / f"{name}.{number}")
     return executions(folder, name)
 
 

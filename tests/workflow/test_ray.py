@@ -170,7 +170,7 @@ def test_an_error_with_values_that_only_its_worker_knows_is_told(store: Store) -
     state = drive(store, Plan(steps=(step,)))
     assert state.status is RunStatus.FAILED
     assert (state.error or {})["what"] == "it is red"
-    assert (state.error or {})["value"] == ["red"]
+    assert (state.error or {})["value"] == "['red']"
 
 
 def unloadable() -> None:

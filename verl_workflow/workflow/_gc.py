@@ -12,7 +12,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._definition import key_of, read_definition
+from verl_workflow.workflow._definition import check_run_id, key_of, read_definition
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Folded
 from verl_workflow.workflow._journal import STALE_AFTER_S, Journal
 from verl_workflow.workflow._names import RunKey, is_incarnation, run_folder
@@ -80,6 +80,7 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): its record cannot be read; nothing was removed.
     """
+    check_run_id(run_id)
     # Before the definition: another run may take the id, and its files are not remains.
     found_here = store.list(run_folder(run_id))
     stored = read_definition(store, run_id)
