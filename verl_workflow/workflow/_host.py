@@ -262,7 +262,11 @@ class WorkflowHost:
                 try:
                     present = await asyncio.to_thread(self._is_present, order)
                     break
-                except VerlWorkflowError:
+                except VerlWorkflowError as error:
+                    if not error.retryable:
+                        # Damaged: its place must not be held for ever.
+                        present = False
+                        break
                     await asyncio.sleep(_AGAIN_S)
             if present:
                 self._place(order)
