@@ -104,6 +104,16 @@ def test_code_that_changes_while_a_run_is_started_is_refused_and_leaves_nothing(
     assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
 
 
+def test_an_id_whose_deleted_run_has_left_files_is_refused(project: Path, tmp_path: Path) -> None:
+    """Its trainings would go on from those checkpoints."""
+    definition = define(load(project / "pipeline.yaml", {}), run_id="r4", storage=str(tmp_path / "storage"))
+    (definition.artifacts / "runs" / "r4" / "stages" / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match="files of a deleted run of this id are left") as caught:
+        start(definition)
+    assert (caught.value.code, caught.value.value) == (ErrorCode.RUN_EXISTS, "r4")
+    assert not [path for path in (tmp_path / "storage").rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("params", [{}, {"count": "7"}])
 def test_a_file_that_has_not_changed_gives_no_warning(project: Path, tmp_path: Path, params: dict[str, str]) -> None:
     definition = define(load(project / "pipeline.yaml", params), storage=str(tmp_path / "storage"))

@@ -68,7 +68,7 @@ def start(definition: Definition, *, address: str | None = None) -> Run:
         VerlWorkflowError(CLUSTER_UNREACHABLE): nothing was started; what was recorded can be resumed.
     """
     store = Store(definition.storage)
-    _refuse_existing(store, definition.run_id)
+    _refuse_existing(store, definition)
     _copy_code(definition)
     create_run(store, definition.run_id, definition.to_json())
     return _drive(definition, address=address, force=False, warnings=())
@@ -121,7 +121,8 @@ def _drive(definition: Definition, *, address: str | None, force: bool, warnings
     )
 
 
-def _refuse_existing(store: Store, run_id: str) -> None:
+def _refuse_existing(store: Store, definition: Definition) -> None:
+    run_id = definition.run_id
     if store.get(f"runs/{run_id}/definition.json") is not None:
         raise UserError(
             ErrorCode.RUN_EXISTS,
@@ -129,6 +130,16 @@ def _refuse_existing(store: Store, run_id: str) -> None:
             where=store.uri,
             value=run_id,
             remedy=f"Resume it (verl-workflow resume {run_id}), or choose another id.",
+        )
+    left = definition.artifacts / "runs" / run_id / "stages"
+    if left.is_dir() and any(left.iterdir()):
+        # Its attempts have the same numbers, and a training would go on from checkpoints that are not its own.
+        raise UserError(
+            ErrorCode.RUN_EXISTS,
+            "files of a deleted run of this id are left",
+            where=str(left),
+            value=run_id,
+            remedy="Remove that folder, or choose another id.",
         )
 
 

@@ -105,8 +105,8 @@ def start_driver(
 ) -> DriverHandle:
     """Start the run's driver on the connected cluster, or find the one that is at work there. Returns before it ends.
 
-    The actor is named ``run:<run_id>``. It leaves the cluster by itself when the run has ended or is lost to another
-    driver; when its node is lost, Ray restarts it, and it takes the run up where the journal ends.
+    The actor is named ``run:<run_id>:<incarnation>``. It leaves the cluster by itself when the run has ended or is lost
+    to another driver; when its node is lost, Ray restarts it, and it takes the run up where the journal ends.
 
     Args:
         plan_loader: ``module:function``, called in the actor as ``function(definition, store_uri, run_id)`` for
@@ -120,7 +120,8 @@ def start_driver(
     import ray
 
     before = read_run(Store(store_uri), run_id)
-    name = f"run:{run_id}"
+    # Of this run: the driver of a deleted one may not have noticed yet.
+    name = f"run:{run_id}:{before.incarnation}"
     token = secrets.token_hex(8)
     remote = ray.remote(RunDriver).options(
         name=name,
