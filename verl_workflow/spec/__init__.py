@@ -9,7 +9,6 @@ from verl_workflow.spec._model import (
     DataStage,
     EvaluateStage,
     Model,
-    Param,
     Pipeline,
     PromoteStage,
     PythonStage,
@@ -21,6 +20,7 @@ from verl_workflow.spec._model import (
     Storage,
     VerlStage,
 )
+from verl_workflow.spec._params import Param
 from verl_workflow.spec._python import pipeline_from_python
 from verl_workflow.spec._schema import json_schema
 

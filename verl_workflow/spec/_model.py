@@ -5,23 +5,17 @@ Fields that take another stage's output hold a reference, ``${stage.output}``; t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PositiveInt,
-    StringConstraints,
     Tag,
-    TypeAdapter,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import SchemaError
 
 from verl_workflow.spec._fields import (
     Cpus,
@@ -30,13 +24,13 @@ from verl_workflow.spec._fields import (
     Gpus,
     Input,
     Inputs,
-    Json,
     JsonObject,
     Name,
     Strict,
     references_in,
     shape,
 )
+from verl_workflow.spec._params import Param
 
 # What each kind of stage hands on; None: known only when it has run.
 OUTPUTS: Mapping[str, frozenset[str] | None] = {
@@ -46,47 +40,6 @@ OUTPUTS: Mapping[str, frozenset[str] | None] = {
     "promote": frozenset({"promoted", "reason", "version", "model"}),
     "python": None,
 }
-
-
-class Param(Strict):
-    """A value given at the start (``-p name=value``), in JSON Schema's words."""
-
-    type: Literal["string", "integer", "number", "boolean"]
-    default: Json = None
-    description: str = ""
-    enum: Annotated[list[Json], Field(min_length=1)] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    pattern: str | None = None
-
-    @model_validator(mode="after")
-    def _pattern_compiles(self) -> Param:
-        try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ValueError(f"its pattern is no regular expression: {error}") from error
-        try:
-            self.matches("")
-        except SchemaError as error:
-            raise ValueError(
-                "its pattern takes a matcher that may never end: look-around, back-references and counts of many "
-                "thousands are not supported"
-            ) from error
-        return self
-
-    def matches(self, text: str) -> bool:
-        """Whether `pattern` is found in a text, in time that grows with its length and no faster."""
-        if self.pattern is None:
-            return True
-        # Python's own matcher goes through exponentially many ways to match `(a+)+`; this one has no such patterns.
-        found = TypeAdapter(
-            Annotated[str, StringConstraints(pattern=self.pattern)], config=ConfigDict(regex_engine="rust-regex")
-        )
-        try:
-            found.validate_python(text)
-        except ValidationError:
-            return False
-        return True
 
 
 class Storage(Strict):
@@ -238,7 +191,7 @@ class VerlStage(_Stage):
         device: ``auto`` takes CUDA when the cluster has GPUs and else the CPU platform.
         rollout: ``hf`` (transformers), ``vllm`` or ``sglang``.
         nodes, gpus_per_node: the world size; on the CPU one rank.
-        overrides: verl's own keys, dotted or nested; they win over everything above.
+        overrides: verl's own keys, dotted or nested; those that this stage sets by the fields above are refused.
         seed: of data order and sampling.
     """
 

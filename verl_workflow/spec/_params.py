@@ -5,18 +5,59 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic_core import SchemaError
 
 from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.spec._fields import NAME_PATTERN, FieldPath
-from verl_workflow.spec._model import Param
+from verl_workflow.spec._fields import NAME_PATTERN, FieldPath, Json, Strict
 from verl_workflow.spec._words import did_you_mean, explain
 from verl_workflow.spec._yaml import Places
 
 _REFERENCE = re.compile(r"\$\{params(?:\.([^}]*))?\}")
 _WORDS = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+
+
+class Param(Strict):
+    """A value given at the start (``-p name=value``), in JSON Schema's words."""
+
+    type: Literal["string", "integer", "number", "boolean"]
+    default: Json = None
+    description: str = ""
+    enum: Annotated[list[Json], Field(min_length=1)] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _pattern_compiles(self) -> Param:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"its pattern is no regular expression: {error}") from error
+        try:
+            self.matches("")
+        except SchemaError as error:
+            raise ValueError(
+                "its pattern takes a matcher that may never end: look-around, back-references and counts of many "
+                "thousands are not supported"
+            ) from error
+        return self
+
+    def matches(self, text: str) -> bool:
+        """Whether `pattern` is found in a text, in time that grows with its length and no faster."""
+        if self.pattern is None:
+            return True
+        # Python's own matcher goes through exponentially many ways to match `(a+)+`; this one has no such patterns.
+        found = TypeAdapter(
+            Annotated[str, StringConstraints(pattern=self.pattern)], config=ConfigDict(regex_engine="rust-regex")
+        )
+        try:
+            found.validate_python(text)
+        except ValidationError:
+            return False
+        return True
 
 
 def read_params(

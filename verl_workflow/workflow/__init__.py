@@ -6,12 +6,9 @@ worker or driver died before is. Nothing here knows what the steps do, and readi
 
 from verl_workflow.workflow._actor import DriverHandle, driver_failure, start_driver, still_drives
 from verl_workflow.workflow._api import (
-    cancel,
     continuation,
-    delete,
     fork,
     fork_async,
-    gc,
     get_metadata,
     get_output,
     get_output_async,
@@ -30,6 +27,7 @@ from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._definition import check_run_id, create_run
 from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._earlier import EarlierResult, read_earlier
+from verl_workflow.workflow._ending import cancel, delete, gc
 from verl_workflow.workflow._events import EventListener, TimerListener, sleep, wait_for_event
 from verl_workflow.workflow._exceptions import (
     WorkflowCancellationError,
