@@ -23,6 +23,11 @@ def test_the_message_gives_place_fact_value_and_remedy() -> None:
     assert str(error) == "p.yaml:3:5: unknown key (got 'stpes'). Did you mean steps?"
 
 
+def test_a_fact_that_ends_as_a_sentence_gets_no_second_stop() -> None:
+    error = UserError(ErrorCode.USAGE_INVALID, "No such command. Did you mean 'logs'?", remedy="See --help.")
+    assert str(error) == "No such command. Did you mean 'logs'? See --help."
+
+
 def test_a_long_value_is_cut() -> None:
     assert len(str(UserError(ErrorCode.SPEC_INVALID, "too long", value="x" * 10_000))) < 300
 

@@ -82,8 +82,10 @@ class VerlWorkflowError(Exception):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         shown = f" (got {_short(self.value)})" if self.value is not None else ""
-        remedy = f". {self.remedy}" if self.remedy else ""
-        return f"{place}{self.what}{shown}{remedy}"
+        said = f"{place}{self.what}{shown}"
+        if not self.remedy:
+            return said
+        return f"{said} {self.remedy}" if said.endswith(("?", "!", ".")) else f"{said}. {self.remedy}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (

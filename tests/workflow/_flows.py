@@ -136,3 +136,7 @@ def refusing_until(folder: Path, name: str, file: str, value: Any = None) -> Any
     if not (folder / file).exists():
         raise Refused(f"no {file}")
     return value
+
+
+def steps_of(workflow_id: str) -> Any:
+    return workflow.read_run(store(), workflow_id).steps.items()

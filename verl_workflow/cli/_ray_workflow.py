@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from verl_workflow.cli._app import Commands
+from verl_workflow.cli._commands import command_line
 from verl_workflow.cli._output import checked_stdout
 from verl_workflow.cli._workflow_change import cancel, delete, gc, send_event
 from verl_workflow.cli._workflow_resume import fork, resume, resume_all
 from verl_workflow.cli._workflow_show import list_, metadata, output, status
 
-ray_workflow_app = typer.Typer(
-    name="ray-workflow",
-    cls=Commands,
-    help="Durable workflows on Ray: list, resume, cancel and read them.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"ray-workflow {version('verl-workflow')}")
-        raise typer.Exit
-
-
-@ray_workflow_app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
-
-
+ray_workflow_app = command_line("ray-workflow", "Durable workflows on Ray: list, resume, cancel and read them.")
 ray_workflow_app.command("list")(list_)
 ray_workflow_app.command()(status)
 ray_workflow_app.command()(resume)
