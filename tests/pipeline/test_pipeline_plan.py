@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from verl_workflow.artifacts import Artifact
-from verl_workflow.pipeline import define, plan
+from verl_workflow.pipeline import _definition, define, plan
 from verl_workflow.pipeline._compile import compile_plan
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
@@ -102,8 +102,48 @@ def test_a_changed_stage_runs_and_those_behind_it_are_unknown(
     finish(project, storage, values)
     project.write_text(PIPELINE.replace('"{{ question }}"', '"{{ question }} Be brief."'))
     rows = foreseen(project, storage)
-    assert rows["prepare"] == ("run", "no earlier result with the same spec, inputs, code and tool versions")
+    assert rows["prepare"] == (
+        "run",
+        "no earlier result with the same spec, inputs, code and tool versions; "
+        "different from night-1: prompt {{ question }} -> {{ question }} Be brief.",
+    )
     assert rows["again"] == ("unknown", "depends on what prepare will yield")
+
+
+def what_changed(project: Path, storage: str) -> str:
+    action, why = foreseen(project, storage)["prepare"]
+    assert action == "run"
+    return why.partition("different from night-1: ")[2]
+
+
+def test_each_kind_of_change_is_named(project: Path, storage: str, values: dict[str, Any]) -> None:
+    finish(project, storage, values)
+    (project.parent / "steps.py").write_text("def questions():\n    return {'a': 1}\n")
+    assert what_changed(project, storage) == "steps.py changed"
+    (project.parent / "more.py").touch()
+    project.write_text(
+        PIPELINE.replace(
+            "validation: 1\n  again", "validation: 2\n    answer: a\n    system: s\n    retry: {attempts: 9}\n  again"
+        )
+        + "code: [more.py]\n"
+    )
+    assert (
+        what_changed(project, storage)
+        == "validation 1 -> 2, answer none -> a, system none -> s, steps.py changed, 1 more"
+    )
+
+
+def test_versions_and_inputs_that_differ_are_named(
+    project: Path, storage: str, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(project, 3)
+    finish(project, storage, values)
+    write_rows(project, 4)
+    assert what_changed(project, storage) == "something that its settings or inputs refer to"
+    versions = {**_definition.tool_versions(), "verl": "0.0.1"}
+    monkeypatch.setattr(_definition, "tool_versions", lambda: versions)
+    assert what_changed(project, storage).startswith("verl ")
+    assert what_changed(project, storage).endswith(" -> 0.0.1")
 
 
 def test_a_result_that_has_been_damaged_is_made_again(
@@ -116,12 +156,16 @@ def test_a_result_that_has_been_damaged_is_made_again(
     assert why.startswith("the earlier result of night-1 is not usable")
 
 
-def test_what_depends_on_nothing_unknown_is_re_used(project: Path, storage: str, values: dict[str, Any]) -> None:
+def write_rows(project: Path, count: int) -> None:
+    """Questions in a file beside the pipeline, which is then what `prepare` reads."""
     (project.parent / "rows.jsonl").write_text(
-        "".join(f'{{"question": "{n}+1", "reward_model": {{"ground_truth": "{n + 1}"}}}}\n' for n in range(3))
+        "".join(f'{{"question": "{n}+1", "reward_model": {{"ground_truth": "{n + 1}"}}}}\n' for n in range(count))
     )
-    text = PIPELINE.replace("${questions.file}", "rows.jsonl")
-    project.write_text(text)
+    project.write_text(PIPELINE.replace("${questions.file}", "rows.jsonl"))
+
+
+def test_what_depends_on_nothing_unknown_is_re_used(project: Path, storage: str, values: dict[str, Any]) -> None:
+    write_rows(project, 3)
     finish(project, storage, values)
     rows = foreseen(project, storage)
     for stage in ("prepare", "again"):

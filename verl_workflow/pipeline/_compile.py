@@ -231,13 +231,17 @@ class _StageKey:
     stage: Any
 
     def __call__(self, inputs: Mapping[str, Any]) -> str:
-        spec = self.stage.model_dump(mode="json", exclude=_NOT_IN_KEY)
         identity = {
-            "spec": _by_content(spec, inputs),
+            "spec": _by_content(spec_in_key(self.stage), inputs),
             "code": self.definition.code_digest,
             "versions": dict(self.definition.versions),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def spec_in_key(stage: Stage) -> dict[str, Any]:
+    """Those of a stage's settings that its result depends on."""
+    return stage.model_dump(mode="json", exclude=_NOT_IN_KEY)
 
 
 def _by_content(value: Any, inputs: Mapping[str, Any]) -> Any:

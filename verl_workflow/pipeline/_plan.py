@@ -9,6 +9,7 @@ from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.outline import outline_of
+from verl_workflow.pipeline._changes import changes
 from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, verify_artifacts
 from verl_workflow.pipeline._definition import Definition, define
 from verl_workflow.spec import DataStage, Document, VerlStage
@@ -65,7 +66,7 @@ def plan(
     """
     definition = define(document, storage=storage, reuse=reuse)
     cluster = _cluster_resources(address) if connect_cluster else None
-    foresight = _Foresight(store=Store(definition.storage), pipeline=definition.pipeline.name)
+    foresight = _Foresight(store=Store(definition.storage), definition=definition)
     rows = []
     problems = []
     for step in compile_plan(definition, gpus=_has_accelerators(cluster or {})).in_order():
@@ -85,7 +86,7 @@ class _Foresight:
     """
 
     store: Store
-    pipeline: str
+    definition: Definition
     known: dict[str, Any] = field(default_factory=dict)
     assumed: dict[str, frozenset[str]] = field(default_factory=dict)
 
@@ -109,7 +110,7 @@ class _Foresight:
         try:
             found = read_earlier(self.store, key)
             if found is None:
-                return "run", "no earlier result with the same spec, inputs, code and tool versions"
+                return "run", f"no earlier result with the same spec, inputs, code and tool versions{self._since(step)}"
             origin = f" of {found.run_id}"
             verify_artifacts(found.value)
         except (VerlWorkflowError, OSError) as error:
@@ -119,6 +120,18 @@ class _Foresight:
             names = " and ".join(sorted(assumed))
             return "unknown", f"re-used from {found.run_id} if it gets the same from {names} as in {self._last_id}"
         return "reuse", f"same spec, inputs, code and tool versions as in {found.run_id}"
+
+    def _since(self, step: Step) -> str:
+        """What has changed since the pipeline's last run, as a clause to add."""
+        if self._last is None:
+            return ""
+        try:
+            before = Definition.from_json(self._last.definition)
+        except VerlWorkflowError:
+            # Of another version's format: it has nothing to compare with.
+            return ""
+        found = changes(self.definition, before, step.name) or "something that its settings or inputs refer to"
+        return f"; different from {self._last_id}: {found}"
 
     def _assume(self, name: str) -> None:
         if self._last is None or name not in self._last.steps:
@@ -142,7 +155,7 @@ class _Foresight:
         ended = [
             (state.ended_at or 0.0, state)
             for state in list_runs(self.store)
-            if state.status is RunStatus.SUCCEEDED and _pipeline_name(state) == self.pipeline
+            if state.status is RunStatus.SUCCEEDED and _pipeline_name(state) == self.definition.pipeline.name
         ]
         return max(ended, key=lambda pair: pair[0])[1] if ended else None
 
