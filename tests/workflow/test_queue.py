@@ -94,6 +94,16 @@ class LosingAnAnswer(WatchedStore):
         return done
 
 
+class Spoiling(WatchedStore):
+    """Keeps half of the first record of a workflow named ``spoilt``, and says that it failed."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if not key.endswith("/spoilt/definition.json"):
+            return super().create(key, data)
+        super().create(key, data[: len(data) // 2])
+        raise VerlWorkflowError(ErrorCode.STORAGE, "no answer", retryable=True)
+
+
 class HoldingClaims(WatchedStore):
     """Lets nobody take a workflow while the test leaves ``hold`` there."""
 
@@ -214,6 +224,22 @@ def test_a_workflow_whose_record_was_kept_though_the_storage_failed_is_driven(li
     until(lambda: workflow.get_status("doubtful") is workflow.SUCCESSFUL, "end of it")
     assert workflow.get_output("doubtful") == 7
     assert executions(marks, "a") == 1
+
+
+def test_a_workflow_whose_record_was_spoilt_as_the_storage_failed_holds_no_place(limited: Any, marks: Path) -> None:
+    limited(1, 0, Spoiling, marks)
+    with pytest.raises(VerlWorkflowError, match="no answer"):
+        workflow.run(add.bind(1, 2), workflow_id="spoilt")
+
+    def another() -> bool:
+        try:
+            return bool(workflow.run(marked.bind(marks, "b", 3), workflow_id="another") == 3)
+        except queue.Full:
+            return False
+
+    until(another, "free place")
+    assert dict(workflow.list_all()) == {"another": workflow.SUCCESSFUL, "spoilt": workflow.DAMAGED}
+    assert executions(marks, "b") == 1
 
 
 def test_whoever_asks_after_a_resume_is_not_told_of_the_failure_before(limited: Any, marks: Path) -> None:
