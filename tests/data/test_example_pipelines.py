@@ -24,6 +24,7 @@ def context(tmp_path: Path, stage: str, inputs: dict[str, Any]) -> StageContext:
         attempt=1,
         epoch=1,
         storage=str(tmp_path),
+        records="runs/r/0123456789abcdef",
         root=tmp_path,
         code_dir=PIPELINES,
         inputs=inputs,

@@ -37,6 +37,7 @@ def run(tmp_path: Path) -> Run:
             attempt=attempts,
             epoch=1,
             storage=str(tmp_path / "store"),
+            records="runs/r/0123456789abcdef",
             root=tmp_path / "store",
             code_dir=tmp_path,
             inputs=inputs or {},

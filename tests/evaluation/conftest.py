@@ -106,6 +106,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
             "attempt": 1,
             "epoch": 1,
             "storage": str(tmp_path / "storage"),
+            "records": f"runs/{changes.get('run_id', 'monday')}/0123456789abcdef",
             "root": tmp_path / "storage",
             "code_dir": code,
         }

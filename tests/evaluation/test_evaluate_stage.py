@@ -112,6 +112,14 @@ def test_no_champion_stays_none_on_a_retry(says: Make, rows: Make, context: Make
     assert run_evaluate_stage(spec, context(attempt=2))["champion"] is None
 
 
+def test_the_next_run_of_an_id_meets_a_champion_of_its_own(says: Make, rows: Make, context: Make, stage: Make) -> None:
+    spec = stage(says("7"), rows(TRUTHS), champion="digits")
+    assert run_evaluate_stage(spec, context())["champion"] is None
+    version = crown(context(), says("3"), "meanwhile")
+    later = run_evaluate_stage(spec, context(records="runs/monday/fedcba9876543210", attempt=2))
+    assert later["champion"]["version"] == version
+
+
 def test_a_candidate_that_is_the_champion_answers_once(says: Make, rows: Make, context: Make, stage: Make) -> None:
     reports: list[Any] = []
     ctx = context(report=reports.append)

@@ -56,6 +56,7 @@ def contexts(store: Store, tmp_path: Path) -> Contexts:
             "attempt": 1,
             "epoch": 1,
             "storage": store.uri,
+            "records": f"runs/{run}/0123456789abcdef",
             "root": tmp_path / "files",
             "code_dir": tmp_path,
             "inputs": {"evaluate": found},

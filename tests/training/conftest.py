@@ -46,6 +46,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
                 "attempt": attempt,
                 "epoch": 1,
                 "storage": str(tmp_path / "storage"),
+                "records": "runs/run/0123456789abcdef",
                 "root": tmp_path / "storage",
                 "code_dir": code,
                 "report": reports.append if reports is not None else lambda _: None,

@@ -154,7 +154,7 @@ def _opponent(spec: EvaluateStage, ctx: StageContext) -> _Opponent | None:
         return None
     store = Store(ctx.storage)
     registry = Registry(store, ctx.root)
-    key = f"runs/{ctx.run_id}/stages/{ctx.stage}/champion.json"
+    key = f"{ctx.records}/champions/{ctx.stage}.json"
     fixed = store.get(key)
     if fixed is None:
         current = registry.alias(spec.champion, CHAMPION)

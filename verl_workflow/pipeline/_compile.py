@@ -126,6 +126,7 @@ class _StageCall:
             attempt=context.attempt,
             epoch=context.epoch,
             storage=self.definition.storage,
+            records=context.run.folder,
             root=self.definition.artifacts,
             code_dir=self.definition.code_dir,
             inputs=context.inputs,

@@ -24,6 +24,7 @@ class StageContext:
         attempt: 1, 2, ... over the whole run, takeovers included; never used twice.
         epoch: the fencing epoch of the driver that started the attempt.
         storage: URI of the control data (journal, registry).
+        records: folder in it of this run alone, even when its id was that of another, which was deleted.
         root: folder for bulk data, on a file system that all nodes share.
         code_dir: folder with the run's recorded copy of the user's code.
         inputs: outputs of the finished stages this one refers to, by stage name.
@@ -36,6 +37,7 @@ class StageContext:
     attempt: int
     epoch: int
     storage: str
+    records: str
     root: Path
     code_dir: Path
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
