@@ -42,7 +42,9 @@ test-all: install lint
 	$(PYTEST)
 
 lock: install
-	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --quiet -o requirements/dev.lock
+	# Of torch the build is chosen anew: without its local suffix the lock asks for the one with CUDA.
+	$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --no-header --quiet \
+		--upgrade-package torch -o requirements/dev.lock
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' requirements/dev.lock
 
 clean:
