@@ -38,8 +38,8 @@ PYTEST = $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: install lint
 	$(PYTEST) -m "not slow"
 
-test-all: install lint
-	$(PYTEST)
+test-all: test
+	$(PYTEST) -m slow
 
 lock: install
 	# Of torch the build is chosen anew: without its local suffix the lock asks for the one with CUDA.
