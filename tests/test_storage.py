@@ -144,3 +144,35 @@ def test_a_folder_whose_name_is_no_text_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "runs" / "file").touch()
     assert store.folders("runs") == ["a"]
     assert store.folders("nothing") == []
+
+
+def test_a_root_that_is_moved_away_is_not_made_anew(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "root"))
+    store.put("a", b"1")
+    first = store.identity()
+    (tmp_path / "root").rename(tmp_path / "away")
+    for write in (store.put, store.create):
+        with pytest.raises(VerlWorkflowError, match="folder is gone") as caught:
+            write("b", b"2")
+        assert caught.value.retryable
+    assert store.identity() is None
+    assert not (tmp_path / "root").exists()
+    (tmp_path / "root").mkdir()
+    assert store.identity() not in (None, first)
+    (tmp_path / "root").rmdir()
+    (tmp_path / "away").rename(tmp_path / "root")
+    assert store.identity() == first
+    store.put("b", b"2")
+    assert (store.get("a"), store.get("b")) == (b"1", b"2")
+
+
+def test_what_a_dead_writer_has_left_is_seen_and_is_no_key(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "root"))
+    store.put("runs/r/values/a.pkl", b"1")
+    left = tmp_path / "root" / "runs" / "r" / "values" / "b.pkl#17"
+    left.write_bytes(b"half")
+    (path, age, size), *others = store.unfinished("runs/r")
+    assert (path, size, others) == (left, 4, [])
+    assert 0 <= age < 60
+    assert store.list("runs") == ["runs/r/values/a.pkl"]
+    assert list(Store("memory://nothing").unfinished("runs")) == list(store.unfinished("absent")) == []

@@ -9,6 +9,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import re
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,8 @@ _MEMORY: dict[str, MemoryStore] = {}
 # Reads from an object store take tens of milliseconds each, whatever their number.
 _MANY, _AT_A_TIME = 4, 16
 PROCESS, POWER = "process", "power"
+# What obstore calls a file until it is whole, and shows to nobody.
+_UNFINISHED = re.compile(r".+#[0-9]+")
 
 
 class Store:
@@ -57,7 +61,7 @@ class Store:
                 value=self.durability,
                 remedy=f"Write {PROCESS} or {POWER}.",
             )
-        self._prefix = ""
+        self._opened: Path | None = None
         scheme = urlparse(self.uri).scheme
         try:
             if scheme == "file":
@@ -187,6 +191,22 @@ class Store:
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
+    def unfinished(self, prefix: str) -> Iterator[tuple[Path, float, int]]:
+        """Files below the folder `prefix` that were never finished: path, age in seconds, bytes. On local disks alone.
+
+        Whoever writes such a file may be dead, or just be writing it.
+        """
+        root = self.local_path
+        if root is None:
+            return
+        for folder, _, names in os.walk(root / prefix):
+            for name in names:
+                path = Path(folder, name)
+                if _UNFINISHED.fullmatch(name):
+                    with contextlib.suppress(FileNotFoundError):
+                        facts = path.stat()
+                        yield path, time.time() - facts.st_mtime, facts.st_size
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (self.uri, self.durability)
 
@@ -219,13 +239,35 @@ class Store:
         what = "the storage is a file, and has to be a folder"
         raise UserError(ErrorCode.STORAGE, what, where=self.uri, remedy="Name a folder.")
 
+    def identity(self) -> tuple[int, int] | None:
+        """Of the local root folder: another one when something else is mounted there; None: it is not there.
+
+        Always None of what is not on a local disk.
+        """
+        root = self.local_path
+        try:
+            found = None if root is None else root.stat()
+        except OSError:
+            return None
+        return None if found is None else (found.st_dev, found.st_ino)
+
     def _backend(self) -> Any:
+        if self._opened and not self._opened.is_dir():
+            # Made anew, it would take what belongs to the one that was lost.
+            raise VerlWorkflowError(
+                ErrorCode.STORAGE,
+                "the storage's folder is gone",
+                where=self.uri,
+                remedy="Bring it back, and resume; or start anew from another process.",
+                retryable=True,
+            )
         if self._store is None:
             root = self.local_path
             assert root is not None
             try:
                 root.mkdir(parents=True, exist_ok=True)
                 self._store = LocalStore(root)
+                self._opened = root
             except OSError as error:
                 raise refused(root, error) from error
             except BaseError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from _workflows import drive_workflow, record
 from verl_workflow import workflow
 from verl_workflow.errors import ErrorCode, FencedError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RunStatus, create_run, current, list_runs, read_run
+from verl_workflow.workflow import RunStatus, _outputs, create_run, current, list_runs, read_run
 from verl_workflow.workflow._definition import definition_key, delete_run, run_key
 from verl_workflow.workflow._gc import collect, collect_all
 from verl_workflow.workflow._graph import StepNode
@@ -253,3 +254,52 @@ def test_gc_takes_what_an_interrupted_deletion_has_left(store: Store, marks: Pat
         os.utime(store.local_path / key, (time.time() - 7200,) * 2)
     assert collect_all(store).remains == len(remains)
     assert store.folders("runs") == ["again"]
+
+
+def test_what_a_dead_writer_has_left_goes_with_its_run_or_after_an_hour(store: Store, marks: Path) -> None:
+    record(store, "w", chain(marks))
+    drive_workflow(store, "w")
+    assert store.local_path is not None
+    values = store.local_path / run_key(store, "w").folder / "values"
+    values.mkdir(exist_ok=True)
+    left = values / "big-1-1.pkl#1"
+    left.write_bytes(b"half a value")
+    assert collect(store, "w").unfinished == 0
+    assert left.exists()
+    swept = collect(store, "w", stale_after_s=0)
+    assert (swept.unfinished, left.exists()) == (1, False)
+    assert swept.bytes >= len(b"half a value")
+
+    left.write_bytes(b"half a value")
+    # Somebody is just recording the next run of this id.
+    other = store.local_path / "runs" / "w" / "0123456789abcdef" / "graphs" / "g.pkl#1"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    delete_run(store, "w", run_key(store, "w").incarnation)
+    assert (left.exists(), other.exists()) == (False, True)
+    os.utime(other, (time.time() - 7200,) * 2)
+    assert collect_all(store).unfinished == 1
+    assert store.folders("runs") == []
+
+
+def test_who_waits_for_a_deleted_run_is_not_given_what_the_next_one_yields(store: Store) -> None:
+    record(store, "w", step(large, "first", name="s"))
+    drive_workflow(store, "w")
+    run = run_key(store, "w")
+    read = _outputs._Look(store, run, None)()
+    assert read is not None
+    delivered = pickle.dumps(_outputs.Delivered(store, run, *read))
+    delete_run(store, "w", run.incarnation)
+    for again in (False, True):
+        if again:
+            record(store, "w", step(large, "second", name="s"))
+            drive_workflow(store, "w")
+        with pytest.raises(workflow.WorkflowNotFoundError):
+            _outputs.await_output(store, run, None)
+        with pytest.raises(workflow.WorkflowNotFoundError):
+            pickle.loads(delivered)
+    assert _outputs.await_output(store, run_key(store, "w"), None) == "second" * 1000
+
+
+def large(word: str) -> str:
+    return word * 1000

@@ -131,6 +131,43 @@ def test_an_error_of_any_size_leaves_the_journal_small_and_is_caught_whole(store
     assert sum(map(len, entries)) < 200_000
 
 
+def refuses() -> None:
+    raise RuntimeError("not here")
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return refuses, ()
+
+
+def test_a_value_that_cannot_be_loaded_is_an_error_of_its_step_and_not_committed(store: Store) -> None:
+    def attempts(run_id: str) -> list[str]:
+        return [each.status.value for each in read_run(store, run_id).steps["made"].attempts]
+
+    made = node(Unloadable, task_id="made", retry=RetryPolicy(attempts=2, backoff_s=0.0))
+    state = run_graph(store, "r", record(store, "r", made))
+    assert state.status is RunStatus.FAILED
+    assert "not loaded again: RuntimeError: not here" in (state.error or {})["what"]
+    assert attempts("r") == ["failed", "failed"]
+
+    caught = node(Unloadable, task_id="made", catch_exceptions=True)
+    assert run_graph(store, "caught", record(store, "caught", node(shown, caught))).status is RunStatus.SUCCEEDED
+    assert "not loaded again" in output(store, "caught")
+
+
+class Exits(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def test_an_error_whose_text_ends_the_process_is_an_error_all_the_same(store: Store) -> None:
+    def exits() -> None:
+        raise Exits
+
+    state = run_graph(store, "r", record(store, "r", node(shown, node(exits, task_id="e", catch_exceptions=True))))
+    assert state.status is RunStatus.SUCCEEDED, state.error
+
+
 def test_trouble_of_the_storage_is_not_the_steps_error(store: Store) -> None:
     class Troubled(Store):
         refused = 0

@@ -43,7 +43,7 @@ def entries(*events: Event) -> list[Entry]:
     out = []
     for seq, event in enumerate(events):
         epoch += isinstance(event, Claimed)
-        out.append(Entry(seq=seq, epoch=epoch, time=100.0 + seq, events=(event,)))
+        out.append(Entry(run="1", seq=seq, epoch=epoch, time=100.0 + seq, events=(event,)))
     return out
 
 
@@ -110,7 +110,7 @@ def test_every_history_of_correct_drivers_folds_and_adds_up(events: list[Event])
 @given(histories())
 def test_entries_survive_their_files(events: list[Event]) -> None:
     for entry in entries(*events):
-        assert Entry.from_bytes(entry.to_bytes(), "key", entry.seq) == entry
+        assert Entry.from_bytes(entry.to_bytes(), "key", entry.seq, "1") == entry
 
 
 def test_a_failed_step_gets_a_fresh_budget_when_the_run_is_resumed_and_only_then() -> None:
@@ -155,7 +155,7 @@ def test_what_no_correct_driver_writes_is_reported_with_its_file(events: list[Ev
 
 def test_a_writer_of_an_older_epoch_is_reported() -> None:
     log = entries(claimed(), claimed())
-    late = Entry(seq=2, epoch=1, time=103.0, events=(StepStarted(step="a", attempt=1),))
+    late = Entry(run="1", seq=2, epoch=1, time=103.0, events=(StepStarted(step="a", attempt=1),))
     with pytest.raises(VerlWorkflowError, match="epoch 1 after epoch 2"):
         fold([*log, late], "r")
 
@@ -166,6 +166,8 @@ def test_a_writer_of_an_older_epoch_is_reported() -> None:
         {"kind": "unheard_of"},
         {"kind": None},
         {"seq": 4},
+        {"run": "2"},
+        {"run": None},
         {"epoch": "1"},
         {"time": None},
         {"attempt": True},
@@ -180,7 +182,7 @@ def test_an_entry_that_is_not_as_written_is_reported_with_its_file(change: dict[
     name = next(iter(change))
     (good if name in good else good["events"][0]).update(change)
     with pytest.raises(VerlWorkflowError) as caught:
-        Entry.from_bytes(json.dumps(good).encode(), "runs/r/journal/1", 1)
+        Entry.from_bytes(json.dumps(good).encode(), "runs/r/journal/1", 1, "1")
     assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
     assert "runs/r/journal/1" in str(caught.value)
     assert "Restore" in caught.value.remedy
@@ -189,7 +191,7 @@ def test_an_entry_that_is_not_as_written_is_reported_with_its_file(change: dict[
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff\xfe", b'{"kind": "claimed", "seq'])
 def test_bytes_that_are_no_entry_are_reported(data: bytes) -> None:
     with pytest.raises(VerlWorkflowError) as caught:
-        Entry.from_bytes(data, "runs/r/journal/0", 0)
+        Entry.from_bytes(data, "runs/r/journal/0", 0, "1")
     assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
 
 
@@ -197,4 +199,4 @@ def test_fields_of_later_versions_are_passed_over() -> None:
     entry = entries(claimed())[0]
     found = json.loads(entry.to_bytes())
     data = json.dumps({**found, "new": 1, "events": [{**event, "new": 1} for event in found["events"]]}).encode()
-    assert Entry.from_bytes(data, "key", 0) == entry
+    assert Entry.from_bytes(data, "key", 0, "1") == entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,3 +74,39 @@ def test_what_cannot_be_an_id_is_refused_with_the_reason(kept: Store, take: Call
             take(wrong)
     assert kept.list("") == before
     assert workflow.list_all() == [("w", workflow.SUCCESSFUL)]
+
+
+class Names(str, enum.Enum):
+    """Texts that Python writes out by other names than their own."""
+
+    NIGHTLY = "nightly"
+    SEVEN = "the seven"
+
+
+def test_an_id_that_is_an_enums_member_is_the_text_that_it_equals(kept: Store) -> None:
+    graph = record(
+        kept, Names.NIGHTLY, node(seven, **workflow_options(task_id=Names.SEVEN, metadata={"s": Names.SEVEN}))
+    )
+    run_graph(kept, Names.NIGHTLY, graph)
+    assert workflow.list_all() == [("nightly", workflow.SUCCESSFUL), ("w", workflow.SUCCESSFUL)]
+    for name in ("nightly", Names.NIGHTLY):
+        assert workflow.get_output(name, task_id="the seven") == 7
+        assert workflow.get_metadata(name, Names.SEVEN)["user_metadata"] == {"s": "the seven"}
+    assert kept.folders("runs") == ["nightly", "w"]
+    # Whoever loads it does not have the user's classes.
+    assert b"Names" not in graph.to_bytes()
+
+
+def workflow_options(**given: Any) -> dict[str, Any]:
+    """What `workflow.options` makes of them."""
+    return dict(workflow.options(**given)._options)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": float("nan")}, {"loss": float("inf")}, {"a": object()}, ["a"]])
+def test_metadata_that_json_cannot_hold_is_refused_where_it_is_written(kept: Store, wrong: Any) -> None:
+    before = kept.list("")
+    with pytest.raises(ValueError, match="metadata must be"):
+        workflow.options(metadata=wrong)
+    with pytest.raises(ValueError, match="metadata must be"):
+        workflow.run(node(seven), workflow_id="x", metadata=wrong)
+    assert kept.list("") == before

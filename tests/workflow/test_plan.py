@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from verl_workflow.errors import UserError
@@ -39,3 +41,15 @@ def test_a_chain_of_ten_thousand_steps_is_ordered() -> None:
 def test_pauses_double_up_to_five_minutes() -> None:
     policy = RetryPolicy(backoff_s=2.0)
     assert [policy.pause_s(n) for n in (1, 2, 3, 20, 100_000)] == [2.0, 4.0, 8.0, 300.0, 300.0]
+
+
+def test_pauses_of_any_growth_are_numbers() -> None:
+    assert RetryPolicy(backoff_s=0.01, factor=1e200).pause_s(5) == 300.0
+    assert RetryPolicy(backoff_s=0.0, factor=1e200).pause_s(5) == 0.0
+
+
+@pytest.mark.parametrize("field", ["backoff_s", "factor", "longest_s"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "2"])
+def test_pauses_that_no_journal_can_hold_are_refused(field: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} has to be a finite number"):
+        RetryPolicy(**{field: wrong})

@@ -108,18 +108,18 @@ def test_a_new_run_is_pending_and_becomes_resumable_when_nobody_takes_it(store: 
     assert read_run(store, "r").status is RunStatus.RESUMABLE
 
 
-def as_entry(record: dict[str, object]) -> bytes:
-    """A journal file of one event, from its head and body in one."""
+def as_entry(store: Store, record: dict[str, object]) -> bytes:
+    """A journal file of one event of the run ``r``, from its head and body in one."""
     head = {name: record[name] for name in ("seq", "epoch", "time") if name in record}
     body = {name: value for name, value in record.items() if name not in head}
-    return json.dumps({**head, "events": [body]}).encode()
+    return json.dumps({"run": run_key(store, "r").incarnation, **head, "events": [body]}).encode()
 
 
 def claimed_by(store: Store, owner: dict[str, object], *, beat_s_ago: float) -> None:
     create_run(store, "r", {})
     at = time.time() - 60
     record = {"kind": "claimed", "seq": 0, "epoch": 1, "time": at, "owner": owner, "steps": ["a"]}
-    store.put(f"{run_key(store, 'r').folder}/journal/000000000000.json", as_entry(record))
+    store.put(f"{run_key(store, 'r').folder}/journal/000000000000.json", as_entry(store, record))
     beat = {"epoch": 1, "owner": owner, "time": time.time() - beat_s_ago, "n": 1, "released": False}
     store.put(heartbeat_key(run_key(store, "r")), json.dumps(beat).encode())
 
@@ -285,7 +285,7 @@ DONE = {"kind": "step_succeeded", "seq": 1, "epoch": 1, "time": 2.0, "step": "a"
 )
 def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: bytes | dict[str, object]) -> None:
     create_run(store, "r", {})
-    data = entry if isinstance(entry, bytes) else as_entry(entry)
+    data = entry if isinstance(entry, bytes) else as_entry(store, entry)
     store.put(f"{run_key(store, 'r').folder}/journal/000000000000.json", data)
     with pytest.raises(VerlWorkflowError, match=r"runs/r/[0-9a-f]{16}/journal/000000000000\.json") as caught:
         read_run(store, "r")
@@ -301,7 +301,7 @@ def test_a_journal_entry_that_cannot_be_read_is_named(store: Store, entry: bytes
 def test_a_journal_entry_that_leads_elsewhere_is_named(store: Store, change: dict[str, str]) -> None:
     create_run(store, "r", {})
     for entry in (CLAIM, {**DONE, "value_key": "runs/r/values/a", **change}):
-        store.put(f"{run_key(store, 'r').folder}/journal/{entry['seq']:012}.json", as_entry(entry))
+        store.put(f"{run_key(store, 'r').folder}/journal/{entry['seq']:012}.json", as_entry(store, entry))
     with pytest.raises(VerlWorkflowError, match=f"its {next(iter(change))} is ") as caught:
         read_run(store, "r")
     assert (caught.value.code, caught.value.where) == (
@@ -323,7 +323,7 @@ def test_a_heartbeat_that_cannot_be_read_is_none(store: Store, beat: bytes) -> N
 def test_progress_that_cannot_be_read_is_none(store: Store, progress: bytes) -> None:
     claimed_by(store, this_process(), beat_s_ago=1.0)
     started = {"kind": "step_started", "seq": 1, "epoch": 1, "time": time.time(), "step": "a", "attempt": 1}
-    store.put(f"{run_key(store, 'r').folder}/journal/000000000001.json", as_entry(started))
+    store.put(f"{run_key(store, 'r').folder}/journal/000000000001.json", as_entry(store, started))
     store.put(f"{run_key(store, 'r').folder}/progress/a.json", progress)
     assert read_run(store, "r").steps["a"].progress is None
 

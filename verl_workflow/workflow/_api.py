@@ -127,14 +127,14 @@ def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None
         UserError: USAGE_INVALID, it is a pipeline's run; RUN_EXISTS, the new id is taken; RUN_ID_INVALID.
         queue.Full, WorkflowExecutionError, WorkflowCancellationError: as `run`.
     """
-    new_id = _session.begin_fork(workflow_id, from_step, new_workflow_id)
-    return new_id, _session.deliver(new_id)
+    new = _session.begin_fork(workflow_id, from_step, new_workflow_id)
+    return new.run_id, _session.deliver(new)
 
 
 def fork_async(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
     """As `fork`, without waiting: the id of the new workflow, and an object reference to its output."""
-    new_id = _session.begin_fork(workflow_id, from_step, new_workflow_id)
-    return new_id, _session.output_ref(new_id, None)
+    new = _session.begin_fork(workflow_id, from_step, new_workflow_id)
+    return new.run_id, _session.output_ref(new, None)
 
 
 def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
@@ -168,12 +168,12 @@ def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
         WorkflowExecutionError, WorkflowCancellationError: it has ended without the value.
         VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded, or can be loaded no more.
     """
-    return await_output(_session.storage(), _session.existing(workflow_id).run_id, task_id)
+    return await_output(_session.storage(), _session.existing(workflow_id).key, task_id)
 
 
 def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
     """As `get_output`, without waiting: an object reference to the value."""
-    return _session.output_ref(_session.existing(workflow_id).run_id, task_id)
+    return _session.output_ref(_session.existing(workflow_id).key, task_id)
 
 
 def list_all(
@@ -215,7 +215,7 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
     Raises:
         ValueError: there is no such workflow, or no such step in it.
     """
-    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    workflow_id = check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     if not run_exists(_session.storage(), workflow_id):
         raise ValueError(f"No such workflow_id '{workflow_id}'")
     state = read_run(_session.storage(), workflow_id, progress=False)

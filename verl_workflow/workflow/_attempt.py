@@ -17,7 +17,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._names import RunKey
-from verl_workflow.workflow._pickling import dumps, loads
+from verl_workflow.workflow._pickling import dumps, loads, try_load
 from verl_workflow.workflow._plan import StepContext
 from verl_workflow.workflow._progress import progress_key, read_progress
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
@@ -26,6 +26,7 @@ _REPORT_INTERVAL_S = 1.0
 # The journal holds an error's text and its pickle, and everybody who looks at the run reads it.
 _LONGEST_TEXT = 20_000
 _LARGEST_PICKLE = 256 * 1024
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
 _NOT_THE_STEPS = frozenset({ErrorCode.STORAGE, ErrorCode.JOURNAL_DAMAGED})
 
 
@@ -198,6 +199,7 @@ def _outcome(call: Call, result: Any) -> Outcome:
     if call.codec is Codec.JSON:
         return Returned(value=Value.of(_encoded(result, call.step), Codec.JSON))
     data = dumps(result, call.store, f"{call.run.folder}/objects")
+    _check_loads(data, result, call.step)
     value = Value.of(data, Codec.PICKLE)
     if call.kept and len(data) > INLINE_LIMIT:
         # Before the driver knows of it, so that no more than its name has to pass through there.
@@ -205,6 +207,23 @@ def _outcome(call: Call, result: Any) -> Outcome:
         call.store.put(key, data)
         value = dataclasses.replace(value, inline=None, key=key)
     return Returned(value=value)
+
+
+def _check_loads(data: bytes, value: Any, step: str) -> None:
+    """Raise when a pickle cannot be loaded: once committed, it would keep the workflow from ever going on."""
+    if type(value) in _PLAIN:
+        return
+    try:
+        try_load(data)
+    except Exception as error:
+        raise VerlWorkflowError(
+            ErrorCode.STEP_FAILED,
+            f"the step returned what can be pickled, but not loaded again: {type(error).__name__}: {_message(error)}",
+            where=step,
+            value=type(value),
+            remedy="Return another object, or mend its __reduce__ or __setstate__.",
+            retryable=True,
+        ) from error
 
 
 def _encoded(value: Any, step: str) -> bytes:
@@ -229,7 +248,7 @@ def _raised(error: BaseException, call: Call) -> Raised:
     pickled = _pickled(error) if call.codec is Codec.PICKLE else None
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
+    except BaseException:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
         text = "".join(traceback.format_tb(error.__traceback__))
     return Raised.of(_plain(error), text=_short(text), pickle=pickled, final=final)
 
@@ -241,7 +260,7 @@ def _pickled(error: BaseException) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(error)
         cloudpickle.loads(data)
-    except Exception:  # noqa: BLE001 - both call the user's own methods
+    except BaseException:  # noqa: BLE001 - both call the user's own methods, which may even exit
         return _stand_in(type(error).__name__, _message(error))
     return data
 
@@ -274,7 +293,7 @@ def _fields(error: VerlWorkflowError) -> dict[str, Any]:
 def _message(thing: object) -> str:
     try:
         return _short(str(thing))
-    except Exception as error:  # noqa: BLE001 - the user's own __str__
+    except BaseException as error:  # noqa: BLE001 - the user's own __str__, which may even exit
         return f"(its text cannot be shown: {type(error).__name__})"
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
@@ -62,7 +62,11 @@ def delete_run(store: Store, run_id: str, incarnation: str = "") -> None:
         return
     # What comes later is not this run's.
     keys = [key for key in store.list(run_folder(run_id)) if key != definition_key(run_id)]
+    own = RunKey(run_id=run_id, incarnation=incarnation).folder if incarnation else None
+    left = [path for path, _, _ in store.unfinished(own)] if own is not None else []
     store.delete(definition_key(run_id))
+    for path in left:
+        path.unlink(missing_ok=True)
     store.delete_all(keys, run_folder(run_id))
 
 
@@ -91,7 +95,14 @@ def read_definition(store: Store, run_id: str) -> dict[str, Any]:
             value=run_id,
             remedy=f"Did you mean {close[0]}?" if close else "List the runs with: list.",
         )
+    if stored["run_id"] != run_id:
+        raise foreign(definition_key(run_id), stored["run_id"])
     return stored
+
+
+def foreign(key: str, run_id: str) -> VerlWorkflowError:
+    """What is said of a definition that lies where another one should."""
+    return damaged(key, f"it is that of the run {reprlib.repr(run_id)}")
 
 
 def run_key(store: Store, run_id: str) -> RunKey:

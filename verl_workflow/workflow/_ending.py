@@ -11,7 +11,7 @@ from verl_workflow.workflow._definition import delete_run
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowStillActiveError
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._ownership import is_gone
-from verl_workflow.workflow._state import RunState, read_run, request_cancel
+from verl_workflow.workflow._state import RunState, read_run, refuse_ended, request_cancel
 
 if TYPE_CHECKING:
     from verl_workflow.workflow._gc import Collected
@@ -42,8 +42,10 @@ def cancel(workflow_id: str) -> None:
         if not left and read_run(store, workflow_id, progress=False).status is RunStatus.FAILED:
             return
     request_cancel(store, workflow_id)
-    while read_run(store, workflow_id, progress=False).status not in TERMINAL_STATES:
+    while (status := read_run(store, workflow_id, progress=False).status) not in TERMINAL_STATES:
         _wait(workflow_id, deadline)
+    # Its driver may have written the end before it met the request.
+    refuse_ended(status, workflow_id)
 
 
 def _wait(workflow_id: str, deadline: float) -> None:

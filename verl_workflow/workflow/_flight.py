@@ -9,12 +9,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import VerlWorkflowError
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
 from verl_workflow.workflow._launch import Launcher
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._plan import Step
+from verl_workflow.workflow._values import Value
 from verl_workflow.workflow._watch import Deadlines
 
 # Of so many that are under way, more land within a moment of each other; the writing of an entry takes as long.
@@ -47,7 +48,7 @@ class Flight:
     """Starts attempts, and stops them, when their time is over too; hands out what came of them."""
 
     def __init__(self, launcher: Launcher, store: Store, run: RunKey) -> None:
-        self._launcher = launcher
+        self._launcher, self._store = launcher, store
         self._deadlines = Deadlines(store, run)
         self._flying: dict[Future[Outcome], Flying] = {}
         self._landed: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
@@ -96,7 +97,14 @@ class Flight:
             outcome = future.result()
             if attempt.stopped is not None and not isinstance(outcome, Returned | Continued):
                 outcome = Raised.of(attempt.stopped)
+            if isinstance(outcome, Returned) and not self._is_there(outcome.value):
+                what = "the value that the attempt has written is not there"
+                outcome = Raised.of(VerlWorkflowError(ErrorCode.STORAGE, what, where=attempt.step.name), crash=True)
             yield attempt, outcome
+
+    def _is_there(self, value: Value) -> bool:
+        """A disk may have been away for a moment, or be another one there; object stores keep what they have taken."""
+        return value.key is None or self._store.local_path is None or self._store.size(value.key) is not None
 
     def stop_late(self) -> None:
         for future, error in self._deadlines.passed():

@@ -30,7 +30,7 @@ class Collected:
 
     Attributes:
         runs: how many were looked at. entries: of journals. bytes: of all that was removed.
-        remains: files of deleted runs whose deletion was interrupted.
+        remains: files of deleted runs whose deletion was interrupted. unfinished: files whose writer died.
         damaged: ids of runs that were left alone, for their records cannot be read.
     """
 
@@ -42,6 +42,7 @@ class Collected:
     objects: int = 0
     progress: int = 0
     remains: int = 0
+    unfinished: int = 0
     bytes: int = 0
     damaged: list[str] = field(default_factory=list)
 
@@ -93,18 +94,19 @@ def collect(store: Store, run_id: str, *, stale_after_s: float = STALE_AFTER_S) 
     state = journal.read()
     swept = _Sweep(store)
     swept.remove("remains", _remains(store, found_here, key.incarnation, stale_after_s))
+    swept.remove_unfinished(run_folder(run_id), stale_after_s)
     stale = state.ended_at is not None and time.time() - state.ended_at >= stale_after_s
     if state.status in TERMINAL_STATES and stale:
         journal.snapshot(renew=True)
         number = journal.length
-        kept = read_snapshot(store, f"{folder}/snapshots")
+        kept = read_snapshot(store, key)
         if kept is None or kept.next < number:
             raise damaged(f"{folder}/snapshots/{number:012}.json", "the snapshot just written cannot be read")
         # The last entry stays: without any, a lost snapshot would make the run look like a new one.
         swept.remove("entries", (key for key in found["journal"] if _number(key) < number - 1))
         _sweep_files(swept, store, key, definition, state, found)
     else:
-        kept = read_snapshot(store, f"{folder}/snapshots")
+        kept = read_snapshot(store, key)
         number = kept.next if kept is not None else 0
     swept.remove("snapshots", (key for key in found["snapshots"] if _number(key) < number))
     return swept.done
@@ -126,6 +128,13 @@ class _Sweep:
             self._store.delete(key)
             setattr(self.done, what, getattr(self.done, what) + 1)
             self.done.bytes += size
+
+    def remove_unfinished(self, folder: str, stale_after_s: float) -> None:
+        for path, age, size in self._store.unfinished(folder):
+            if age >= stale_after_s:
+                path.unlink(missing_ok=True)
+                self.done.unfinished += 1
+                self.done.bytes += size
 
 
 def _sweep_files(
@@ -156,10 +165,10 @@ def _sweep_remains(total: Collected, store: Store, stale_after_s: float) -> None
     for folder in store.folders("runs"):
         if folder.startswith(".") or store.get(f"runs/{folder}/definition.json") is not None:
             continue
-        keys = list(_remains(store, store.list(f"runs/{folder}"), "", stale_after_s))
-        if keys:
-            swept = _Sweep(store)
-            swept.remove("remains", keys)
+        swept = _Sweep(store)
+        swept.remove("remains", list(_remains(store, store.list(f"runs/{folder}"), "", stale_after_s)))
+        swept.remove_unfinished(f"runs/{folder}", stale_after_s)
+        if swept.done.remains or swept.done.unfinished:
             store.delete_all([], f"runs/{folder}")
             total.add(dataclasses.replace(swept.done, runs=0))
 

@@ -7,19 +7,20 @@ that it was driving, and with those that were waiting for their turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Caller
 from verl_workflow.workflow._definition import create_run, read_definition, run_key
 from verl_workflow.workflow._driver import Driver
-from verl_workflow.workflow._fold import FINAL_STATES, RunStatus
+from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import RunKey, path_part
@@ -28,9 +29,11 @@ from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._places import Order, Places, taken
 from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import list_runs, read_graph, read_run
-from verl_workflow.workflow._turn import Turn, clear_turn, read_turn, record_turn, waiting_turn
+from verl_workflow.workflow._turn import Turn, clear_turn, end_turn, give_up, read_turn, record_turn, waiting_turn
 
+_T = TypeVar("_T")
 _AGAIN_S = 1.0
+_LEAVING_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -99,31 +102,11 @@ class WorkflowHost:
                 return
         self._places.take(run.run_id, over=begun)
         order = Order(run=run, caller=caller)
-        try:
-            await asyncio.to_thread(
-                create_run,
-                self._store,
-                run.run_id,
-                definition,
-                incarnation=run.incarnation,
-                host=self._token,
-                seed=list(seed),
-            )
-        except VerlWorkflowError as error:
-            if error.retryable:
-                self._settle(order)
-                raise
-            if error.code is ErrorCode.RUN_EXISTS and await asyncio.to_thread(self._is_present, order):
-                # Recorded by this very call, whose answer was lost, or by it in a process before this one.
+        with self._given_back(order):
+            if await asyncio.to_thread(self._record, order, definition, seed):
                 self._place(order)
-                return
-            self._leave(run.run_id)
-            if error.code is not ErrorCode.RUN_EXISTS:
-                raise
-            if not await asyncio.to_thread(self._has_begun, run):
-                raise taken(run.run_id) from error
-        else:
-            self._place(order)
+            else:
+                self._leave(run.run_id)
 
     async def submit(self, run_id: str, caller: Caller, reset: StepsReset | None = None) -> None:
         """Drive a recorded workflow, now or when its turn has come.
@@ -137,21 +120,16 @@ class WorkflowHost:
             self._taken_up.discard(run_id)
             return
         await self._forget_stale(run_id)
+        await self._has_left(run_id)
         self._places.take(run_id)
-        try:
+        with self._given_back(run_id):
             state = await asyncio.to_thread(read_run, self._store, run_id, progress=False)
-        except VerlWorkflowError:
-            self._leave(run_id)
-            raise
         # Said before it begins, so that nobody takes the workflow for one that has failed and is left so.
         turn = Turn(host=self._token, epoch=state.epoch, reset=reset)
         order = Order(run=state.key, caller=caller, turn=turn)
-        try:
+        with self._given_back(order):
             await asyncio.to_thread(record_turn, self._store, order.run, turn)
-        except VerlWorkflowError:
-            self._settle(order)
-            raise
-        self._place(order)
+            self._place(order)
 
     async def wait(self, run_id: str) -> BaseException | None:
         """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
@@ -159,12 +137,14 @@ class WorkflowHost:
         future = self._places.end(run_id)
         return None if future is None else await asyncio.shield(future)
 
-    async def output(self, run_id: str, task_id: str | None) -> Delivered:
+    async def output(self, run: RunKey, task_id: str | None) -> Delivered:
         """The output of a workflow, driven here or elsewhere, once it is there. Raises as `get_output`."""
-        stopped = await self.wait(run_id) if task_id is None else None
+        await self._has_recovered(run.run_id)
+        here = run.run_id in self._places
+        stopped = await self.wait(run.run_id) if task_id is None else None
         if stopped is not None and not is_elsewhere(stopped):
             raise stopped
-        return await output_to_deliver(self._store, run_id, task_id)
+        return await output_to_deliver(self._store, run, task_id, here=here)
 
     async def withdraw(self, run_id: str) -> bool:
         """Take a workflow out of the queue; False when it is being driven."""
@@ -181,6 +161,53 @@ class WorkflowHost:
         for order in self._places.waiting(run_id):
             if not await asyncio.to_thread(self._is_present, order) and order in self._places.waiting(run_id):
                 self._places.take_out(order)
+
+    def _record(self, order: Order, definition: dict[str, Any], seed: Sequence[dict[str, Any]]) -> bool:
+        """Record a new workflow; False when it was recorded before, by this very call, and has ended already."""
+        run = order.run
+        try:
+            create_run(
+                self._store,
+                run.run_id,
+                definition,
+                incarnation=run.incarnation,
+                host=self._token,
+                seed=list(seed),
+            )
+        except UserError as error:
+            if error.code is not ErrorCode.RUN_EXISTS:
+                raise
+            # By this call, whose answer was lost, or by it in a process before this one.
+            if self._is_present(order):
+                return True
+            if not self._has_begun(run):
+                raise taken(run.run_id) from error
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _given_back(self, order: Order | str) -> Iterator[None]:
+        """Whatever goes wrong with what a place was taken for, the place is not lost."""
+        try:
+            yield
+        except VerlWorkflowError as error:
+            if error.retryable and isinstance(order, Order):
+                self._settle(order)
+            else:
+                self._leave(order if isinstance(order, str) else order.run_id)
+            raise
+        except BaseException:
+            self._leave(order if isinstance(order, str) else order.run_id)
+            raise
+
+    async def _has_left(self, run_id: str) -> None:
+        """Wait for a driver that has written the end of its run, for all to see, and is about to leave its place."""
+        future = self._places.end(run_id)
+        if future is None:
+            return
+        state = await asyncio.to_thread(read_run, self._store, run_id, progress=False)
+        if state.status in TERMINAL_STATES:
+            await asyncio.wait([asyncio.shield(future)], timeout=_LEAVING_S)
 
     def _has_begun(self, run: RunKey) -> bool:
         """Whether the process before this one has recorded the workflow, which then was taken up already."""
@@ -212,25 +239,37 @@ class WorkflowHost:
         threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
 
     def _drive(self, order: Order) -> None:
-        while True:
-            try:
-                if not self._is_present(order):
-                    return
-                break
-            except VerlWorkflowError as error:
-                if not error.retryable:
-                    raise
-                # Given up now, it would seem to wait for its turn as long as this host lives.
-                _log.warning("workflow %s cannot be driven yet: %s", order.run_id, error)
-                time.sleep(_AGAIN_S)
+        present = self._patiently(order, lambda: self._is_present(order))
+        if not present:
+            return
+        try:
+            self._patiently(order, lambda: self._driver(order)).drive()
+        except Exception as error:
+            # It does not wait for its turn any more, even if it was never claimed.
+            leave = end_turn if is_elsewhere(error) else give_up
+            self._patiently(order, lambda: leave(self._store, order.run, self._token))
+            raise
+        if order.turn is not None:
+            self._patiently(order, lambda: end_turn(self._store, order.run, self._token))
+
+    def _driver(self, order: Order) -> Driver:
         workflow = read_definition(self._store, order.run_id)["definition"]["workflow"]
         graph = read_graph(self._store, workflow["graph"], workflow["sha256"])
         owner = {**this_process(), "driver": self._token}
         reset = order.turn.reset if order.turn is not None else None
         launcher = self._launcher(order.caller, apart=reset is not None)
-        Driver(self._store, order.run_id, graph, launcher, owner=owner, run=order.run, reset=reset).drive()
-        if order.turn is not None:
-            clear_turn(self._store, order.run)
+        return Driver(self._store, order.run_id, graph, launcher, owner=owner, run=order.run, reset=reset)
+
+    def _patiently(self, order: Order, act: Callable[[], _T]) -> _T:
+        """Do it, and again while the storage is away: given up, it would seem to wait as long as this host lives."""
+        while True:
+            try:
+                return act()
+            except VerlWorkflowError as error:
+                if not error.retryable:
+                    raise
+                _log.warning("workflow %s cannot be driven yet: %s", order.run_id, error)
+                time.sleep(_AGAIN_S)
 
     def _launcher(self, caller: Caller, *, apart: bool) -> RayLauncher:
         if apart:

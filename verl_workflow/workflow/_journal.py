@@ -50,6 +50,7 @@ class Journal:
         self._time = 0.0
         self._snapshot_at = 0
         self._looked_at = self._there_at = clock()
+        self._root: tuple[int, int] | None = None
         self.state = Folded()
         self.length = 0
         self.epoch = 0
@@ -88,7 +89,9 @@ class Journal:
 
         Raises:
             FencedError: another driver has claimed the run, or it was deleted.
+            VerlWorkflowError(STORAGE): its folder is not the one any more in which the run was claimed.
         """
+        self._check_storage()
         if clock() - self._there_at > _LOOK_AGAIN_S:
             self._check_there()
         while (entry := self._get(self.length)) is not None:
@@ -110,7 +113,7 @@ class Journal:
             found = self._create((event, *more), epoch)
             if found is None:
                 self._check_number()
-                self.epoch = epoch
+                self.epoch, self._root = epoch, self._store.identity()
                 return True
             if any(not isinstance(each, CancelRequested) for each in found.events):
                 return False
@@ -126,6 +129,7 @@ class Journal:
         """
         assert self.epoch > 0, "claim the run first"
         assert not self._broken, "an earlier append is in doubt"
+        self._check_storage()
         while (found := self._create(events, self.epoch)) is not None:
             self._absorb(found)
         away = clock() - self._looked_at
@@ -150,7 +154,7 @@ class Journal:
         """
         write_snapshot(
             self._store,
-            f"{self._folder}/snapshots",
+            self._run,
             Snapshot(next=self.length, time=self._time, state=self.state),
             renew=renew,
         )
@@ -158,7 +162,7 @@ class Journal:
 
     def _load_snapshot(self) -> bool:
         """Go on from the newest snapshot that can be read; False when it tells nothing new."""
-        snapshot = read_snapshot(self._store, f"{self._folder}/snapshots")
+        snapshot = read_snapshot(self._store, self._run)
         if snapshot is None or snapshot.next <= self.length:
             return False
         self.state, self.length, self._time = snapshot.state, snapshot.next, snapshot.time
@@ -176,6 +180,17 @@ class Journal:
             self._store.delete(self._key(self.length - 1))
             other = Journal(self._store, self._run).read()
             raise _fenced(other.epoch, self.state.epoch, self._run.run_id)
+
+    def _check_storage(self) -> None:
+        """A disk that was unmounted, or moved away, leaves an empty folder: what is written there is lost."""
+        if self._root is not None and self._store.identity() != self._root:
+            raise VerlWorkflowError(
+                ErrorCode.STORAGE,
+                "the storage's folder was moved away, or something else is mounted there",
+                where=self._store.uri,
+                remedy="Bring it back, and resume.",
+                retryable=True,
+            )
 
     def _check_there(self) -> None:
         """Raise FencedError when this is not the run of its id any more."""
@@ -210,7 +225,13 @@ class Journal:
     def _create(self, events: Sequence[Event], epoch: int) -> Entry | None:
         """Write `events` as the next entry; or, when that number is taken, return what is there."""
         seq = self.length
-        entry = Entry(seq=seq, epoch=epoch, time=max(time.time(), self._time), events=tuple(events))
+        entry = Entry(
+            run=self._run.incarnation,
+            seq=seq,
+            epoch=epoch,
+            time=max(time.time(), self._time),
+            events=tuple(events),
+        )
         data = entry.to_bytes()
         self._broken = True
         for _ in range(_CONFLICT_TRIES):
@@ -222,7 +243,7 @@ class Journal:
                 break
             if found is not None:
                 self._broken = False
-                return Entry.from_bytes(found, self._key(seq), seq)
+                return self._parsed(found, seq)
             time.sleep(_CONFLICT_PAUSE_S)
         else:
             raise VerlWorkflowError(
@@ -241,7 +262,7 @@ class Journal:
         for seq, (key, data) in enumerate(zip(keys, self._store.get_all(keys), strict=True), first):
             if data is None:
                 raise damaged(key, "it is missing, and later ones are there")
-            yield Entry.from_bytes(data, key, seq)
+            yield self._parsed(data, seq)
 
     def _numbers(self, first: int) -> list[int]:
         start = self._key(first - 1) if first > 0 else None
@@ -250,7 +271,10 @@ class Journal:
 
     def _get(self, seq: int) -> Entry | None:
         data = self._store.get(self._key(seq))
-        return None if data is None else Entry.from_bytes(data, self._key(seq), seq)
+        return None if data is None else self._parsed(data, seq)
+
+    def _parsed(self, data: bytes, seq: int) -> Entry:
+        return Entry.from_bytes(data, self._key(seq), seq, self._run.incarnation)
 
     def _snapshot_key(self, number: int) -> str:
         return f"{self._folder}/snapshots/{number:012}.json"

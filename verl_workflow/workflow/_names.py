@@ -23,6 +23,7 @@ def path_part(text: str) -> str:
 
     Two texts never share one: ``=`` itself is escaped, and what would be too long for a file system ends in its digest.
     """
+    text = str.__str__(text)
     if len(text) <= _LONGEST_PART and ".." not in text and _PLAIN.fullmatch(text):
         return text
     safe = "".join(chr(byte) if chr(byte) in _SAFE else f"={byte:02X}" for byte in text.encode())
@@ -32,7 +33,11 @@ def path_part(text: str) -> str:
 
 
 def check_name(text: object, what: str, code: ErrorCode) -> str:
-    """Raise UserError unless `text` can name a `what`: 1 to 200 characters of Unicode, neither ``.`` nor ``..``."""
+    """The text, as a plain `str`.
+
+    Raises:
+        UserError: it cannot name a `what`: it is not 1 to 200 characters of Unicode, or is ``.`` or ``..``.
+    """
     if not isinstance(text, str):
         raise TypeError(f"{what} has to be a string type.")
     wrong = (
@@ -53,7 +58,8 @@ def check_name(text: object, what: str, code: ErrorCode) -> str:
             value=text,
             remedy=f"Use 1 to {LONGEST} characters, not . or .. alone.",
         )
-    return text
+    # An Enum's member may be a `str`, and would be written out by its own name.
+    return str.__str__(text)
 
 
 def is_name(text: object) -> bool:

@@ -100,7 +100,10 @@ class options:
         unknown = set(workflow_options) - set(_KNOWN)
         if unknown:
             raise ValueError(f"Invalid option keywords {unknown} for workflow tasks. Valid ones are {set(_KNOWN)}.")
-        check_user_metadata(workflow_options.get("metadata"))
+        if workflow_options.get("metadata") is not None:
+            workflow_options["metadata"] = plain_metadata(workflow_options["metadata"])
+        if isinstance(workflow_options.get("task_id"), str):
+            workflow_options["task_id"] = str.__str__(workflow_options["task_id"])
         for name in ("timeout_s", "heartbeat_timeout_s"):
             limit = workflow_options.get(name)
             if limit is not None and (not is_number(limit) or limit <= 0):
@@ -175,13 +178,19 @@ def step_options(function: Any, ray_options: Mapping[str, Any]) -> StepOptions:
     )
 
 
-def check_user_metadata(metadata: object) -> None:
-    """Raise ValueError unless this is None or a dict of plain JSON."""
+def plain_metadata(metadata: object) -> dict[str, Any]:
+    """The metadata as JSON knows it, without the user's classes; an empty dict for None.
+
+    Raises:
+        ValueError: it is no dict of plain JSON.
+    """
     if metadata is None:
-        return
+        return {}
     if not isinstance(metadata, dict):
         raise ValueError("metadata must be a dict.")
     try:
-        json.dumps(metadata)
-    except TypeError as error:
-        raise ValueError(f"metadata must be JSON serializable, instead, we got 'TypeError: {error}'") from error
+        plain: dict[str, Any] = json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = type(error).__name__
+        raise ValueError(f"metadata must be JSON serializable, instead, we got '{kind}: {error}'") from error
+    return plain

@@ -9,14 +9,18 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow._exceptions import WorkflowCancellationError, WorkflowExecutionError
+from verl_workflow.workflow._exceptions import WorkflowCancellationError, WorkflowExecutionError, WorkflowNotFoundError
 from verl_workflow.workflow._fold import RunStatus, StepStatus
+from verl_workflow.workflow._heartbeat import LEASE_S
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._state import RunState, StepState, read_run
 from verl_workflow.workflow._values import Value
 
 _ELSEWHERE = frozenset({ErrorCode.FENCED, ErrorCode.RUN_TERMINAL, ErrorCode.RUN_OWNED})
+# A host that has died is back sooner, and goes on with what it drove.
+_PATIENCE_S = 2 * LEASE_S
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _log = logging.getLogger(__name__)
@@ -25,8 +29,8 @@ _log = logging.getLogger(__name__)
 class Delivered:
     """A value on its way to whoever asked for it: read from the storage when it is unpickled there, not before."""
 
-    def __init__(self, store: Store, step: str, value: Value) -> None:
-        self._parts = store, step, value
+    def __init__(self, store: Store, run: RunKey, step: str, value: Value) -> None:
+        self._parts = store, run, step, value
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, self._parts
@@ -37,27 +41,70 @@ def is_elsewhere(stopped: BaseException) -> bool:
     return isinstance(stopped, VerlWorkflowError) and stopped.code in _ELSEWHERE
 
 
-def await_output(store: Store, workflow_id: str, task_id: str | None) -> Any:
+def await_output(store: Store, run: RunKey, task_id: str | None) -> Any:
     """The value, once it is there. Raises as `get_output`."""
+    look = _Look(store, run, task_id)
     for pause in _pauses():
-        state = read_run(store, workflow_id, progress=False)
-        step = _settled(state, task_id)
-        if step is not None:
-            return step.value
+        found = look()
+        if found is not None:
+            return _load(store, run, *found)
         time.sleep(pause)
     raise AssertionError("the pauses have no end")
 
 
-async def output_to_deliver(store: Store, workflow_id: str, task_id: str | None) -> Delivered:
-    """As `await_output`, for another process."""
+async def output_to_deliver(store: Store, run: RunKey, task_id: str | None, *, here: bool) -> Delivered:
+    """As `await_output`, for another process.
+
+    Args:
+        here: this process drives the run, or will.
+    """
+    look = _Look(store, run, task_id, expected=here)
     for pause in _pauses():
-        state = await asyncio.to_thread(read_run, store, workflow_id, progress=False)
-        step = _settled(state, task_id)
-        if step is not None:
-            assert step.committed is not None and step.committed.value is not None
-            return Delivered(store, step.name, step.committed.value)
+        found = await asyncio.to_thread(look)
+        if found is not None:
+            return Delivered(store, run, *found)
         await asyncio.sleep(pause)
     raise AssertionError("the pauses have no end")
+
+
+class _Look:
+    """Each call looks whether the value is there, and gives its step and itself; None when it may still come.
+
+    Args:
+        expected: somebody drives the run, or is about to. Whoever was seen to is given time to come back.
+    """
+
+    def __init__(self, store: Store, run: RunKey, task_id: str | None, *, expected: bool = False) -> None:
+        self._store, self._run, self._task_id = store, run, task_id
+        self._driven_at = time.monotonic() if expected else float("-inf")
+
+    def __call__(self) -> tuple[str, Value] | None:
+        state = _present(self._store, self._run)
+        step = _settled(state, self._task_id)
+        if step is not None:
+            assert step.committed is not None and step.committed.value is not None
+            return step.name, step.committed.value
+        if state.status is not RunStatus.RESUMABLE:
+            self._driven_at = time.monotonic()
+        elif time.monotonic() - self._driven_at > _PATIENCE_S:
+            raise ValueError(
+                f"Cannot load output from workflow '{state.run_id}': nobody runs it. Go on with "
+                f"workflow.resume({state.run_id!r})."
+            )
+        return None
+
+
+def _present(store: Store, run: RunKey) -> RunState:
+    """The run as it stands. Raises WorkflowNotFoundError when it was deleted, whatever bears its id now."""
+    try:
+        state = read_run(store, run.run_id, progress=False)
+    except UserError as error:
+        if error.code is not ErrorCode.RUN_UNKNOWN:
+            raise
+        raise WorkflowNotFoundError.of(run.run_id, store.uri) from error
+    if state.key != run:
+        raise WorkflowNotFoundError.of(run.run_id, store.uri)
+    return state
 
 
 def _pauses() -> Iterator[float]:
@@ -86,16 +133,17 @@ def _settled(state: RunState, task_id: str | None) -> StepState | None:
         raise WorkflowCancellationError.of(workflow_id)
     if state.status is RunStatus.SUCCEEDED:
         raise ValueError(f"No such task_id '{task_id}' in workflow '{workflow_id}'")
-    if state.status is RunStatus.RESUMABLE:
-        raise ValueError(
-            f"Cannot load output from workflow '{workflow_id}': nobody runs it. Go on with "
-            f"workflow.resume({workflow_id!r})."
-        )
     return None
 
 
-def _load(store: Store, step: str, value: Value) -> Any:
-    return value.load(store, step)
+def _load(store: Store, run: RunKey, step: str, value: Value) -> Any:
+    try:
+        return value.load(store, step)
+    except VerlWorkflowError as error:
+        if error.code is ErrorCode.JOURNAL_DAMAGED:
+            # Nothing is wrong with it if the run was deleted meanwhile.
+            _present(store, run)
+        raise
 
 
 def _output_step(state: RunState) -> str:

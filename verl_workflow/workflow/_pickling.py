@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -68,6 +69,25 @@ def loads(data: bytes, store: Store, numbered: Callable[[str, int], Any] | None 
     unpickler = _Unpickler(io.BytesIO(data))
     unpickler.store, unpickler.numbered = store, numbered
     return unpickler.load()
+
+
+def try_load(data: bytes) -> None:
+    """Load a pickle for nothing but to see that it can be, as far as that goes without what its references refer to.
+
+    Raises:
+        Exception: what loading raises.
+    """
+    with contextlib.suppress(_Refers):
+        _Trial(io.BytesIO(data)).load()
+
+
+class _Refers(Exception):
+    """There is an object reference in the pickle."""
+
+
+class _Trial(pickle.Unpickler):
+    def persistent_load(self, key: Any) -> Any:
+        raise _Refers
 
 
 class _Unpickler(pickle.Unpickler):

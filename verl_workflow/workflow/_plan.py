@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.stored_json import is_number
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._values import Codec
 
@@ -48,6 +49,10 @@ class RetryPolicy:
             for kind in getattr(self, name) or ():
                 if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                     raise TypeError(f"RetryPolicy.{name} has to hold exception classes, not {kind!r}.")
+        for name in ("backoff_s", "factor", "longest_s"):
+            # The journal's JSON knows no others.
+            if not is_number(getattr(self, name)):
+                raise ValueError(f"RetryPolicy.{name} has to be a finite number, not {getattr(self, name)!r}.")
         if self.attempts < 1 or self.factor < 1 or self.backoff_s < 0 or self.longest_s < 0:
             raise ValueError(
                 f"RetryPolicy takes one attempt or more, a factor of 1 or more, and no negative time: {self}."
@@ -57,8 +62,10 @@ class RetryPolicy:
 
     def pause_s(self, failures: int) -> float:
         """Seconds to wait after so many failures."""
-        # A float holds no more than about a thousand doublings.
-        return min(self.backoff_s * self.factor ** min(failures - 1, 30), self.longest_s)
+        try:
+            return min(self.backoff_s * float(self.factor) ** (failures - 1), self.longest_s)
+        except OverflowError:
+            return self.longest_s if self.backoff_s else 0.0
 
     def again(self, failures: int, crashes: int, *, crash: bool) -> bool:
         """Whether another attempt follows after so many failures and crashes, the last being a crash or not."""

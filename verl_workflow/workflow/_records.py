@@ -233,11 +233,13 @@ class Entry:
     """One journal file.
 
     Attributes:
-        seq: 0, 1, ... without gaps. epoch: of the writer, 0 before the first claim.
+        run: incarnation of the run that it belongs to. seq: 0, 1, ... without gaps.
+        epoch: of the writer, 0 before the first claim.
         time: seconds since 1970; never less than that of the entry before, whatever the writers' clocks say.
         events: what happened, in order; at least one.
     """
 
+    run: str
     seq: int
     epoch: int
     time: float
@@ -245,17 +247,20 @@ class Entry:
 
     def to_bytes(self) -> bytes:
         events = [{"kind": event.KIND, **vars(event)} for event in self.events]
-        return json.dumps({"seq": self.seq, "epoch": self.epoch, "time": self.time, "events": events}).encode()
+        head = {"run": self.run, "seq": self.seq, "epoch": self.epoch, "time": self.time}
+        return json.dumps({**head, "events": events}, allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes, key: str, seq: int) -> Entry:
-        """Raises VerlWorkflowError(JOURNAL_DAMAGED) that names `key` unless this is a whole entry numbered `seq`."""
+    def from_bytes(cls, data: bytes, key: str, seq: int, run: str) -> Entry:
+        """Raises VerlWorkflowError(JOURNAL_DAMAGED) that names `key` unless this is entry `seq` of the run."""
         try:
             fields = parse_json(data)
         except ValueError as error:
             raise damaged(key, f"it is not JSON ({error})") from error
         if not isinstance(fields, dict):
             raise damaged(key, "it is not a JSON object")
+        if fields.get("run") != run:
+            raise damaged(key, f"it belongs to the run {reprlib.repr(fields.get('run'))}, not to {run!r}")
         head = {name: _typed(fields, name, "int", key) for name in ("seq", "epoch")}
         if head["seq"] != seq:
             raise damaged(key, f"it says to be number {head['seq']}")
@@ -265,7 +270,7 @@ class Entry:
         events = fields.get("events")
         if not isinstance(events, list) or not events:
             raise damaged(key, f"its events are {reprlib.repr(events)}, not a list of them")
-        return cls(**head, time=float(at), events=tuple(event_from_json(event, key) for event in events))
+        return cls(run=run, **head, time=float(at), events=tuple(event_from_json(event, key) for event in events))
 
 
 def event_from_json(fields: Any, key: str) -> Event:

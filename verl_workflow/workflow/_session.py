@@ -17,7 +17,7 @@ from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._graph import Names, graph_of
 from verl_workflow.workflow._names import RunKey, check_name
 from verl_workflow.workflow._node import current_store, in_step, save_graph
-from verl_workflow.workflow._options import check_user_metadata
+from verl_workflow.workflow._options import plain_metadata
 from verl_workflow.workflow._outputs import await_output, is_elsewhere
 from verl_workflow.workflow._state import RunState, read_run
 from verl_workflow.workflow._turn import clear_turn
@@ -46,15 +46,14 @@ def client() -> Client:
 
 def begin_workflow(
     dag: Any, args: tuple[Any, ...], kwargs: dict[str, Any], workflow_id: str | None, metadata: dict[str, Any] | None
-) -> str:
-    """Record a workflow and hand it to the host, or resume it; gives its id."""
+) -> RunKey:
+    """Record a workflow and hand it to the host, or resume it."""
     from verl_workflow.workflow._dag import DagView, is_node
 
     if not is_node(dag):
         raise TypeError("Input should be a DAG.")
-    check_user_metadata(metadata)
-    workflow_id = new_id() if workflow_id is None else workflow_id
-    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    metadata = plain_metadata(metadata)
+    workflow_id = check_name(new_id() if workflow_id is None else workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     store = storage()
     if run_exists(store, workflow_id):
         return go_on(existing(workflow_id), "accept")
@@ -63,13 +62,13 @@ def begin_workflow(
     graph = graph_of(dag, view, store, f"{key.folder}/objects", is_node=is_node, path=python_path())
     saved = save_graph(graph, store, key.folder)
     root = Names().give(saved.names)[-1]
-    record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata or {}}
+    record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata}
     _begin(key, {"workflow": record})
-    return workflow_id
+    return key
 
 
-def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
-    """Record a fork and hand it to the host; gives its id."""
+def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> RunKey:
+    """Record a fork and hand it to the host."""
     from verl_workflow.workflow._fork import check_fork, copy_workflow
 
     state = existing(workflow_id)
@@ -79,7 +78,7 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> str:
     key = RunKey.new(fork_id)
     forked = copy_workflow(store, state, from_step, key)
     _begin(key, forked.definition, forked.seed)
-    return fork_id
+    return key
 
 
 def _begin(key: RunKey, definition: dict[str, Any], seed: Sequence[dict[str, Any]] = ()) -> None:
@@ -96,13 +95,13 @@ def new_id() -> str:
     return f"{uuid.uuid4()}.{time.time():.9f}"
 
 
-def take_up(workflow_id: str, on_code_change: str) -> str:
+def take_up(workflow_id: str, on_code_change: str) -> RunKey:
     if on_code_change not in ("accept", "rerun", "fail"):
         raise ValueError(f"on_code_change has to be accept, rerun or fail, not {on_code_change!r}.")
     return go_on(existing(workflow_id), on_code_change)
 
 
-def go_on(state: RunState, on_code_change: str) -> str:
+def go_on(state: RunState, on_code_change: str) -> RunKey:
     workflow_id = state.run_id
     if not is_workflow(state):
         raise WorkflowNotResumableError.of(workflow_id, "it is a run of a pipeline (see `verl-workflow resume`)")
@@ -115,11 +114,11 @@ def go_on(state: RunState, on_code_change: str) -> str:
 
         reset = changed_steps(state, storage(), on_code_change)
         ask("submit", workflow_id, client().caller(), reset)
-    return workflow_id
+    return state.key
 
 
 def existing(workflow_id: str) -> RunState:
-    check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
+    workflow_id = check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     if not run_exists(storage(), workflow_id):
         raise WorkflowNotFoundError.of(workflow_id, storage().uri)
     return read_run(storage(), workflow_id, progress=False)
@@ -160,15 +159,15 @@ def withdraw(workflow_id: str) -> bool:
     return True
 
 
-def deliver(workflow_id: str) -> Any:
+def deliver(run: RunKey) -> Any:
     # What has ended before needs no cluster.
-    stopped = ask("wait", workflow_id) if client().is_met else None
+    stopped = ask("wait", run.run_id) if client().is_met else None
     # What somebody else has ended, or drives, is told by the storage.
     if stopped is not None and not is_elsewhere(stopped):
         raise stopped
-    return await_output(storage(), workflow_id, None)
+    return await_output(storage(), run, None)
 
 
-def output_ref(workflow_id: str, task_id: str | None) -> Any:
+def output_ref(run: RunKey, task_id: str | None) -> Any:
     """A reference to what `get_output` gives; the host waits for it, and holds no worker for that."""
-    return client().host().output.remote(workflow_id, task_id)
+    return client().host().output.remote(run, task_id)

@@ -17,6 +17,7 @@ from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._fold import Attempt, Folded, FoldedStep, RunStatus, StepStatus
+from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._records import Event, StepContinued, StepSucceeded, event_from_json
 
 _FORMAT = 1
@@ -32,11 +33,13 @@ class Snapshot:
     state: Folded
 
 
-def write_snapshot(store: Store, folder: str, snapshot: Snapshot, *, renew: bool = False) -> None:
+def write_snapshot(store: Store, run: RunKey, snapshot: Snapshot, *, renew: bool = False) -> None:
     """Keep a snapshot, and the last one before it; one of the same number says the same, and is replaced only with
     `renew`.
     """
-    body = json.dumps({"next": snapshot.next, "time": snapshot.time, "state": _state_to_json(snapshot.state)})
+    folder = _folder(run)
+    facts = {"run": run.incarnation, "next": snapshot.next, "time": snapshot.time}
+    body = json.dumps({**facts, "state": _state_to_json(snapshot.state)})
     text = json.dumps({"format": _FORMAT, "sha256": hashlib.sha256(body.encode()).hexdigest(), "body": body})
     older = store.list(folder)
     key = f"{folder}/{snapshot.next:012}.json"
@@ -50,11 +53,11 @@ def write_snapshot(store: Store, folder: str, snapshot: Snapshot, *, renew: bool
             store.delete(each)
 
 
-def read_snapshot(store: Store, folder: str) -> Snapshot | None:
+def read_snapshot(store: Store, run: RunKey) -> Snapshot | None:
     """The newest snapshot that can be read, None when there is none."""
-    for key in reversed(store.list(folder)):
+    for key in reversed(store.list(_folder(run))):
         try:
-            return _parse(store.get(key) or b"", key)
+            return _parse(store.get(key) or b"", key, run)
         except VerlWorkflowError as error:
             if error.code is not ErrorCode.JOURNAL_DAMAGED:
                 raise
@@ -62,12 +65,18 @@ def read_snapshot(store: Store, folder: str) -> Snapshot | None:
     return None
 
 
-def _parse(data: bytes, key: str) -> Snapshot:
+def _folder(run: RunKey) -> str:
+    return f"{run.folder}/snapshots"
+
+
+def _parse(data: bytes, key: str, run: RunKey) -> Snapshot:
     try:
         outer = parse_json(data)
         if outer["format"] != _FORMAT or hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
             raise ValueError("its digest or format is another one")
         body = parse_json(outer["body"].encode())
+        if body["run"] != run.incarnation:
+            raise ValueError("it belongs to another run")
         return Snapshot(next=body["next"], time=body["time"], state=_state_from_json(body["state"], key))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise damaged(key, f"it is no snapshot ({type(error).__name__}: {error})") from error

@@ -13,7 +13,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._definition import key_of, parse_definition, read_definition
+from verl_workflow.workflow._definition import foreign, key_of, parse_definition, read_definition
 from verl_workflow.workflow._fold import TERMINAL_STATES, Attempt, Folded, FoldedStep, RunStatus, StepStatus
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
@@ -23,7 +23,7 @@ from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._owner import this_process
 from verl_workflow.workflow._progress import read_progress
 from verl_workflow.workflow._records import CancelRequested, Claimed, RunCancelled, StepSucceeded
-from verl_workflow.workflow._turn import waiting_turn
+from verl_workflow.workflow._turn import is_given_up, waiting_turn
 
 _AT_A_TIME = 16
 
@@ -156,10 +156,9 @@ def _listed(store: Store, folder: str) -> RunState | None:
         if stored is None:
             # A folder without a definition: files of a run that was never recorded.
             return None
+        if path_part(stored["run_id"]) != folder:
+            raise foreign(f"runs/{folder}/definition.json", stored["run_id"])
         run_id = stored["run_id"]
-        if path_part(run_id) != folder:
-            # Copied there by hand: nothing would find it by its id.
-            return None
         return _read(store, stored, with_progress=False)
     except VerlWorkflowError as error:
         if error.code is not ErrorCode.JOURNAL_DAMAGED:
@@ -177,13 +176,13 @@ def request_cancel(store: Store, run_id: str) -> RunState:
     state = read_run(store, run_id)
     if state.status is RunStatus.CANCELLED:
         return state
-    _refuse_ended(state.status, run_id)
+    refuse_ended(state.status, run_id)
     journal = Journal(store, state.key)
     journal.read()
     journal.request(CancelRequested(by=this_process()))
     # The request may have been numbered behind the run's end.
-    _refuse_ended(journal.state.status, run_id)
-    if state.status is not RunStatus.RUNNING:
+    refuse_ended(journal.state.status, run_id)
+    if state.status is not RunStatus.RUNNING and journal.state.status is not RunStatus.CANCELLED:
         # Safe even if a driver is alive after all: it is fenced, and stops its steps.
         claim = Claimed(owner=this_process(), steps=list(state.steps))
         if journal.claim(claim):
@@ -222,6 +221,8 @@ def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> Ru
         folded = journal.read()
         status, age = _liveness(store, key, folded, stored)
     host = stored.get("host")
+    if status is RunStatus.PENDING and is_given_up(store, key):
+        status = RunStatus.RESUMABLE
     if (
         status in {RunStatus.RESUMABLE, RunStatus.FAILED}
         and (turn := waiting_turn(store, key, folded.epoch)) is not None
@@ -284,8 +285,9 @@ def _liveness(store: Store, key: RunKey, folded: Folded, stored: Mapping[str, An
     return (RunStatus.RESUMABLE if gone else RunStatus.RUNNING), age
 
 
-def _refuse_ended(status: RunStatus, run_id: str) -> None:
-    if status in TERMINAL_STATES:
+def refuse_ended(status: RunStatus, run_id: str) -> None:
+    """Raise UserError(RUN_TERMINAL) when there is nothing to cancel, for the run has succeeded or failed."""
+    if status in _ENDINGS:
         raise UserError(
             ErrorCode.RUN_TERMINAL,
             f"the run has ended already: it {_ENDINGS[status]}",
@@ -297,5 +299,4 @@ def _refuse_ended(status: RunStatus, run_id: str) -> None:
 _ENDINGS = {
     RunStatus.SUCCEEDED: "has succeeded",
     RunStatus.FAILED: "has failed",
-    RunStatus.CANCELLED: "was cancelled",
 }

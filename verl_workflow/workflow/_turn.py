@@ -11,6 +11,8 @@ from verl_workflow.workflow._host_life import is_alive
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._records import StepsReset
 
+_NOBODY = ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
@@ -33,6 +35,28 @@ def record_turn(store: Store, run: RunKey, turn: Turn) -> None:
 def clear_turn(store: Store, run: RunKey) -> None:
     """It has been withdrawn, or has ended."""
     store.delete(_key(run))
+
+
+def end_turn(store: Store, run: RunKey, host: str) -> None:
+    """The driver of this host has stopped. What was never claimed is nobody's then, and does not wait any more."""
+    turn = read_turn(store, run)
+    if turn is not None and turn.host == host:
+        clear_turn(store, run)
+
+
+def give_up(store: Store, run: RunKey, host: str) -> None:
+    """As `end_turn`, of one that cannot be driven; of a new run, that seems to be its host's for good, it is said."""
+    turn = read_turn(store, run)
+    if turn is None or turn.epoch == 0:
+        record_turn(store, run, Turn(host=_NOBODY, epoch=0))
+    elif turn.host == host:
+        clear_turn(store, run)
+
+
+def is_given_up(store: Store, run: RunKey) -> bool:
+    """Whether a run that was never claimed will not be by its host."""
+    turn = read_turn(store, run)
+    return turn is not None and turn.host == _NOBODY
 
 
 def read_turn(store: Store, run: RunKey) -> Turn | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import threading
 from collections.abc import Mapping
@@ -11,9 +12,14 @@ from typing import Any
 
 from verl_workflow.workflow._attempt import Call, Outcome, Raised, Returned, execute_hosted
 from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped
+from verl_workflow.workflow._names import RunKey
 
 # Its start takes a second or two, so that it stays for the next of a chain.
 _LINGER_S = 60.0
+# Which process: at first all are together; the eight that they are spread over when it dies; the eight of one of these.
+_Group = tuple[int, ...]
+_TOGETHER: _Group = ()
+_APART = 8
 
 
 class WaitingLoop:
@@ -56,6 +62,9 @@ class WaitingLoop:
 class WaitingProcess:
     """An actor with an event loop, started when the first attempt needs it and ended a minute after the last.
 
+    If it dies, by an attempt that ends its process, all others die with it. Those that were in it go on in several, and
+    so on if one of these dies: whoever waits beside a bad one loses few attempts by it, however many they are.
+
     Args:
         environment: the runtime_env of the job whose code it runs.
     """
@@ -63,21 +72,28 @@ class WaitingProcess:
     def __init__(self, environment: Mapping[str, Any]) -> None:
         self._environment = dict(environment)
         self._lock = threading.Lock()
-        self._actor: Any = None
+        self._actors: dict[_Group, Any] = {}
         self._refs: dict[Future[Outcome], Any] = {}
+        self._waiting: collections.Counter[_Group] = collections.Counter()
+        # Those that have lost an attempt with their process, and how many of each group have.
+        self._groups: dict[tuple[RunKey, str], _Group] = {}
+        self._dealt: collections.Counter[_Group] = collections.Counter()
         self._end: threading.Timer | None = None
 
     def start(self, call: Call, held: tuple[Any, ...]) -> Future[Outcome]:
         future: Future[Outcome] = Future()
+        step = call.run, call.step
         with self._lock:
+            group = self._groups.get(step, _TOGETHER)
             if self._end is not None:
                 self._end.cancel()
                 self._end = None
-            if self._actor is None:
-                self._actor = self._started()
-            actor = self._actor
+            actor = self._actors.get(group)
+            if actor is None:
+                actor = self._actors[group] = self._started()
+            self._waiting[group] += 1
             ref = self._refs[future] = actor.execute.remote(call, *held)
-        ref.future().add_done_callback(lambda done: self._ended(future, done, actor))
+        ref.future().add_done_callback(lambda done: self._ended(future, done, step, group, actor))
         return future
 
     def cancel(self, future: Future[Outcome]) -> None:
@@ -95,15 +111,23 @@ class WaitingProcess:
             options["runtime_env"] = self._environment
         return ray.remote(_Waiting).options(**options).remote()
 
-    def _ended(self, future: Future[Outcome], done: Future[Outcome], actor: Any) -> None:
+    def _ended(
+        self, future: Future[Outcome], done: Future[Outcome], step: tuple[RunKey, str], group: _Group, actor: Any
+    ) -> None:
         from ray.exceptions import RayActorError
 
         error = done.exception()
         with self._lock:
             del self._refs[future]
-            if isinstance(error, RayActorError) and self._actor is actor:
-                # The next attempt gets another one.
-                self._actor = None
+            self._waiting[group] -= 1
+            self._groups.pop(step, None)
+            if isinstance(error, RayActorError):
+                if self._actors.get(group) is actor:
+                    del self._actors[group]
+                self._groups[step] = (*group, self._dealt[group] % _APART)
+                self._dealt[group] += 1
+            if group != _TOGETHER and not self._waiting[group]:
+                self._actors.pop(group, None)
             if not self._refs:
                 self._end = threading.Timer(_LINGER_S, self._let_go)
                 self._end.daemon = True
@@ -114,7 +138,7 @@ class WaitingProcess:
         with self._lock:
             if not self._refs:
                 # Ray ends an actor that nobody has a handle of.
-                self._actor = None
+                self._actors.clear()
 
 
 class _Waiting:
