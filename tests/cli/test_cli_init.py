@@ -21,7 +21,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_starter_is_valid_and_validating_it_writes_nothing(here: Path) -> None:
     made = CliRunner().invoke(app, ["init", "first"])
     assert made.exit_code == 0, made.output
-    assert made.stdout.splitlines()[-1] == "next: verl-workflow run first/pipeline.yaml"
+    assert made.stdout.splitlines()[-1] == "next: cd first && verl-workflow run pipeline.yaml"
     assert {path.name for path in (here / "first").iterdir()} == FILES
 
     checked = CliRunner().invoke(app, ["validate", "first/pipeline.yaml", "-p", "steps=5", "--json"])

@@ -181,6 +181,32 @@ def test_args_that_a_function_does_not_take_are_told_without_running_it(
 
 
 @pytest.mark.parametrize(
+    ("signature", "kwargs", "message"),
+    [
+        ("data_source, solution_str, ground_truth, extra_info=None", "{}", None),
+        ("solution_str, ground_truth, **more", "{weight: 1}", None),
+        ("*, data_source, solution_str, ground_truth, extra_info, weight", "{weight: 1}", None),
+        ("solution_str, ground_truth, extra_info, data_source, context", "{}", "context is missing"),
+        ("data_source, solution_str, ground_truth", "{}", "it takes no extra_info"),
+        ("data_source, solution_str, ground_truth, extra_info", "{weight: 1}", "it takes no weight"),
+    ],
+)
+def test_a_reward_that_verl_could_not_call_is_told_without_running_it(
+    mistakes: Mistakes, folder: Path, signature: str, kwargs: str, message: str | None
+) -> None:
+    (folder / "f.py").write_text(f"raise SystemExit\nasync def f({signature}): ...\n")
+    reward = f"reward: {{function: 'f.py:f', kwargs: {kwargs}}}"
+    text = HEAD + f"  a: {{kind: data, source: {{jsonl: rows.jsonl}}, validation: 1, {reward}}}\n"
+    if message is None:
+        (folder / "p.yaml").write_text(text)
+        load("p.yaml")
+    else:
+        (mistake,) = mistakes(text)
+        assert f"f.py:f cannot be called as verl calls it: {message} (got [" in mistake
+        assert mistake.endswith(f"Its signature is f({signature}).")
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("async def score(): ...", "score"),

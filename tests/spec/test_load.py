@@ -74,7 +74,7 @@ def test_data_paths_start_at_the_file_and_storage_at_the_working_directory(
 ) -> None:
     sub = folder / "sub"
     sub.mkdir()
-    (sub / "r.py").write_text("def f(): pass\n")
+    (sub / "r.py").write_text("def f(**given): pass\n")
     (sub / "p.yaml").write_text(
         "version: 1\nname: p\nstorage: {uri: store}\nmodel: {path: .}\nstages:\n"
         '  d: {kind: data, source: {jsonl: ["../rows.jsonl", "../*.jsonl"]}, validation: {jsonl: ../rows.jsonl}}\n'

@@ -153,6 +153,32 @@ def test_what_is_wrong_with_the_stage_is_told_before_anything_starts(run: Callab
     assert not (tmp_path / "storage").exists()
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('place')", "the reward raised KeyError: 'place'"),
+        ("return None", "the reward returned no number"),
+    ],
+)
+def test_a_reward_is_tried_before_verl_is_started(
+    run: Callable[..., Any], tmp_path: Path, body: str, message: str
+) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    row = {"prompt": [{"role": "user", "content": "1 + 1 ="}], "reward_model": {"ground_truth": "2"}}
+    parquet.write_table(pa.Table.from_pylist([row] * 32), tmp_path / "train.parquet")
+    (tmp_path / "code").mkdir(exist_ok=True)
+    (tmp_path / "code" / "tried.py").write_text(
+        f"def score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n"
+    )
+    error = failure(run, 1, reward={"function": "tried.py:score"})
+    assert error.code is ErrorCode.REWARD_INVALID
+    assert message in str(error)
+    assert "tried on the first row" in str(error)
+    assert launched(tmp_path, 1) is None
+
+
 def test_a_cluster_that_is_too_small_is_told_at_once(run: Callable[..., Any]) -> None:
     error = failure(run, 1, device="cuda", gpus_per_node=2, nodes=2)
     assert isinstance(error, UserError)

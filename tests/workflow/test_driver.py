@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -356,3 +358,34 @@ def test_times_never_go_back_whatever_the_clocks_say(
         for attempt in step.attempts:
             assert attempt.ended_at is not None
             assert attempt.ended_at >= attempt.started_at
+
+
+@pytest.mark.parametrize("stand_in", [False, True], ids=["gone", "another"])
+def test_a_storage_that_is_away_for_a_while_loses_no_commit(tmp_path: Path, marks: Path, stand_in: bool) -> None:
+    root, away = tmp_path / "mounted", tmp_path / "away"
+
+    def leave(context: StepContext) -> int:
+        root.rename(away)
+        if stand_in:
+            # What a mount leaves behind.
+            root.mkdir()
+        return Marking(marks, 1)(context)
+
+    steps = (
+        Step(name="a", call=Marking(marks, 1)),
+        Step(name="b", call=leave, after=("a",)),
+        Step(name="c", call=Marking(marks, 1), after=("b",)),
+    )
+    store = Store(str(root))
+    create_run(store, "kept", {})
+    with pytest.raises(VerlWorkflowError) as caught:
+        drive(store, "kept", Plan(steps=steps))
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.STORAGE, True)
+    assert not stand_in or [path for path in root.rglob("*") if "journal" in str(path)] == []
+    if root.exists():
+        shutil.rmtree(root)
+    away.rename(root)
+    whole = tuple(dataclasses.replace(step, call=Marking(marks, 1)) for step in steps)
+    state = drive(Store(str(root)), "kept", Plan(steps=whole))
+    assert state.status is RunStatus.SUCCEEDED
+    assert [len(executions(marks, name)) for name in "abc"] == [1, 2, 1]

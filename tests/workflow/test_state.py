@@ -360,3 +360,23 @@ def test_a_run_that_ends_while_it_is_read_is_not_taken_for_one_that_nobody_runs(
             return super().get(key)
 
     assert read_run(LooksLate(store.uri), "r").status is RunStatus.SUCCEEDED
+
+
+def test_a_record_of_another_run_is_damage_and_not_taken_for_its_own(store: Store, marks: Path) -> None:
+    for run_id in ("a", "b"):
+        create_run(store, run_id, {})
+        drive(store, run_id, diamond(marks))
+    last = store.list(f"{run_key(store, 'a').folder}/journal")[-1]
+    whole = store.get(last) or b""
+    store.put(last, store.get(store.list(f"{run_key(store, 'b').folder}/journal")[-1]) or b"")
+    with pytest.raises(VerlWorkflowError, match="it belongs to the run") as caught:
+        read_run(store, "a")
+    assert (caught.value.code, caught.value.where) == (ErrorCode.JOURNAL_DAMAGED, last)
+    store.put(last, whole)
+
+    store.put("runs/b/definition.json", store.get("runs/a/definition.json") or b"")
+    for look in (read_run, request_cancel):
+        with pytest.raises(VerlWorkflowError, match="it is that of the run 'a'") as caught:
+            look(store, "b")
+        assert caught.value.code is ErrorCode.JOURNAL_DAMAGED
+    assert [(state.run_id, state.status.value) for state in list_runs(store)] == [("a", "succeeded"), ("b", "damaged")]

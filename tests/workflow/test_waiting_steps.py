@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from _flows import named
+from _flows import named, until
 from _graphs import Planned, mark, node, output, record, run_graph
 from _pieces import executions
 
@@ -93,3 +95,35 @@ def test_values_of_waiting_steps_that_are_not_kept_are_handed_on(store: Store, m
     nodes = [dataclasses.replace(each, options=unkept(each.options)) for each in recorded.nodes]
     Driver(store, "r", Graph(nodes=tuple(nodes)), RayLauncher(), lease_s=0.1, poll_s=0.1).run()
     assert output(store, "r") == ("told", 1)
+
+
+class Exits(EventListener):
+    async def poll_for_event(self, folder: str) -> None:
+        mark(folder, "exits")
+        os._exit(1)
+
+
+class UntilGo(EventListener):
+    async def poll_for_event(self, folder: str, name: str) -> str:
+        mark(folder, name)
+        while not (Path(folder) / "go").exists():
+            await asyncio.sleep(0.05)
+        return name
+
+
+@pytest.mark.usefixtures("flows")
+def test_a_listener_that_ends_its_process_fails_alone(marks: Path) -> None:
+    names = [f"beside{n}" for n in range(12)]
+    beside = [
+        workflow.run_async(workflow.wait_for_event(UntilGo, str(marks), name), workflow_id=name) for name in names
+    ]
+    until(lambda: all(executions(marks, name) for name in names), "waiting listeners")
+    with pytest.raises(workflow.WorkflowExecutionError, match="process of the step was lost"):
+        workflow.run(workflow.wait_for_event(Exits, str(marks)), workflow_id="bad")
+    assert len(executions(marks, "exits")) == 4
+    (marks / "go").touch()
+    assert ray.get(beside, timeout=120) == names
+    # Each has lost its process once with the bad one; those that were put together with that, once more.
+    lost = sorted(len(executions(marks, name)) - 1 for name in names)
+    assert lost[0] == 1
+    assert lost[-1] <= 3

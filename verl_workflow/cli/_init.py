@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,7 @@ def init(
             return
         for path in written:
             print_line(f"wrote {path}")
-        print_line(f"next: verl-workflow run {folder / FILES[0]}")
+        print_line(f"next: cd {shlex.quote(str(folder))} && verl-workflow run {FILES[0]}")
 
 
 def write_starter(folder: Path) -> list[Path]:

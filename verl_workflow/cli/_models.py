@@ -170,6 +170,8 @@ def _show_one(registry: Registry, name: str, as_json: bool, *, verify: bool, see
             }
         )
         return problems
+    if verify and not problems:
+        note(f"all files of {len(versions)} version{'s' * (len(versions) != 1)} are what was registered")
     _show_versions(versions, histories)
     for alias, moves in histories.items():
         print_line("")

@@ -14,7 +14,8 @@ from verl_workflow.errors import ErrorCode, UserError, UserErrors
 STORAGE_VARIABLE = "VERL_WORKFLOW_STORAGE"
 DEFAULT_STORAGE = ".verl-workflow"
 
-PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="Pipeline file (YAML).", show_default=False)]
+_FILE = "Pipeline file: YAML, or Python with a Pipeline in the variable `pipeline`."
+PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help=_FILE, show_default=False)]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout, for programs.")]
 Params = Annotated[

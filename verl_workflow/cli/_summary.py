@@ -22,6 +22,9 @@ _MENDED_IN_THE_PIPELINE = frozenset(
     )
 )
 
+# What is wrong may be a file, which a resumed run reads again, or what the pipeline says of it.
+_MENDED_IN_THE_DATA = frozenset({ErrorCode.DATA_INVALID.value, ErrorCode.FILE_MISSING.value})
+
 
 def summary(facts: RunFacts) -> list[str]:
     """The lines to print when a run has ended, or when its state is asked for."""
@@ -55,8 +58,12 @@ def advice(facts: RunFacts, lost: object | None = None) -> list[str]:
     lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
     # A run that another driver has taken goes on there.
     taken = isinstance(lost, VerlWorkflowError) and lost.code is ErrorCode.FENCED
-    if any(stage.error and stage.error.get("code") in _MENDED_IN_THE_PIPELINE for stage in failed):
+    codes = {stage.error.get("code") for stage in failed if stage.error}
+    if codes & _MENDED_IN_THE_PIPELINE:
         lines.append("mend the pipeline or its code and start a new run: finished stages are re-used")
+    elif codes & _MENDED_IN_THE_DATA:
+        lines.append("mend the pipeline and start a new run: finished stages are re-used")
+        lines.append(f"or, once files that it names are mended: {command('resume', facts.run_id, facts.storage)}")
     elif facts.resumable or (lost is not None and not taken):
         lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
     return lines

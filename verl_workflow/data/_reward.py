@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.spec._functions import REWARD_ARGUMENTS
 
 if TYPE_CHECKING:
     from verl_workflow.spec import Reward
@@ -33,13 +34,8 @@ def try_reward(reward: Reward, code_dir: Path, row: Mapping[str, Any]) -> None:
     truth = row["reward_model"]["ground_truth"]
     function = load_function(reward.function, code_dir, error_code=ErrorCode.REWARD_INVALID)
     for reply in (truth, *_JUNK):
-        arguments = {
-            "data_source": row["data_source"],
-            "solution_str": reply,
-            "ground_truth": truth,
-            "extra_info": row["extra_info"],
-            **reward.kwargs,
-        }
+        given = row["data_source"], reply, truth, row["extra_info"]
+        arguments = {**dict(zip(REWARD_ARGUMENTS, given, strict=True)), **reward.kwargs}
         _check_call(reward, function, arguments, row)
 
 
@@ -93,10 +89,11 @@ def _is_number(value: Any) -> bool:
 
 def _invalid(reward: Reward, row: Mapping[str, Any], reply: str, what: str, value: Any) -> UserError:
     info = row["extra_info"]
+    place = f"{info['split']} row {info['index']}" if {"split", "index"} <= info.keys() else "the first row"
     return UserError(
         ErrorCode.REWARD_INVALID,
-        f"{what}, tried on {info['split']} row {info['index']} (data_source {row['data_source']!r}, "
-        f"ground_truth {row['reward_model']['ground_truth']!r}, reply {reply!r})",
+        f"{what}, tried on {place} (data_source {row['data_source']!r}, ground_truth "
+        f"{row['reward_model']['ground_truth']!r}, reply {reply!r})",
         where=reward.function,
         value=value,
         remedy="Return a finite float, or a dict with a finite 'score', for whatever a model may reply.",

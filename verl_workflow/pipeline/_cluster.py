@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ NAMESPACE = "verl_workflow"
 LOCAL_CPUS = 12
 _LOCAL_STARTS = 3
 _KNOCK_S = 10.0
+_KEPT_S = 3 * 86400.0
 
 
 def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
@@ -63,11 +66,13 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
         "logging_level": "error",
     }
     if local:
+        folder = Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"
+        _tidy(folder)
         options |= {
             "num_cpus": max(LOCAL_CPUS, os.cpu_count() or 1),
             "num_gpus": None if _has_gpu() else 1,
             "include_dashboard": False,
-            "_temp_dir": str(Path(tempfile.gettempdir()) / f"verl-workflow-ray-{os.getuid()}"),
+            "_temp_dir": str(folder),
         }
     else:
         _knock(str(address))
@@ -88,6 +93,16 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             retryable=True,
         ) from error
     return local
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what Ray has left of old local clusters, half a megabyte each; who looks for a cause does so earlier."""
+    for session in folder.glob("session_2*_*"):
+        _, _, process = session.name.rpartition("_")
+        with suppress(OSError):
+            old = time.time() - session.stat().st_mtime > _KEPT_S
+            if old and process.isdecimal() and not Path("/proc", process).exists():
+                shutil.rmtree(session, ignore_errors=True)
 
 
 def _knock(address: str) -> None:

@@ -95,7 +95,7 @@ class _Foresight:
         if step.key is None:
             self._assume(step.name)
             if step.name == MODEL_STEP:
-                return "run", "a model that was made before is found by its content and taken"
+                return "run", "it is made, or found by its content if it was made before"
             return "run", "stages of this kind are run every time"
         missing = [name for name in step.after if name not in self.known]
         if missing:

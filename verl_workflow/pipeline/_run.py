@@ -19,6 +19,7 @@ from verl_workflow.workflow import (
     create_run,
     driver_failure,
     read_run,
+    refuse_driven,
     start_driver,
     still_drives,
 )
@@ -61,17 +62,23 @@ class Run:
 
 
 def start(definition: Definition, *, address: str | None = None) -> Run:
-    """Record the run, then start its driver.
+    """Join the cluster, record the run, and start its driver.
 
     Raises:
         UserError(RUN_EXISTS): the id is taken.
-        VerlWorkflowError(CLUSTER_UNREACHABLE): nothing was started; what was recorded can be resumed.
+        VerlWorkflowError: CLUSTER_UNREACHABLE, nothing was started or recorded; CAPACITY, it was recorded and can be
+            resumed.
     """
     store = Store(definition.storage)
     _refuse_existing(store, definition)
     _copy_code(definition)
+    try:
+        local = connect(address, code_dir=definition.code_dir)
+    except VerlWorkflowError:
+        shutil.rmtree(definition.code_dir.parent, ignore_errors=True)
+        raise
     create_run(store, definition.run_id, definition.to_json())
-    return _drive(definition, address=address, force=False, warnings=())
+    return _drive(definition, local=local, force=False, warnings=())
 
 
 def resume(storage: str, run_id: str, *, address: str | None = None, force: bool = False) -> Run:
@@ -81,7 +88,8 @@ def resume(storage: str, run_id: str, *, address: str | None = None, force: bool
         force: take the run from an owner whose heartbeat is fresh; the owner is fenced and stops.
 
     Raises:
-        UserError: the id is unknown (RUN_UNKNOWN), or the run has succeeded or was cancelled (RUN_TERMINAL).
+        UserError: the id is unknown (RUN_UNKNOWN), or the run has succeeded or was cancelled (RUN_TERMINAL), or its
+            driver is alive (RUN_OWNED); to see that, its heartbeat is watched for up to 15 seconds.
     """
     state = read_run(Store(storage), run_id)
     if state.status in {RunStatus.SUCCEEDED, RunStatus.CANCELLED}:
@@ -91,9 +99,13 @@ def resume(storage: str, run_id: str, *, address: str | None = None, force: bool
             where=run_id,
             remedy="Start a new run; finished stages with the same inputs are re-used.",
         )
+    if not force:
+        # Before Ray is started, which takes longer.
+        refuse_driven(Store(storage), state, f"Follow it with: verl-workflow status {run_id}.")
     definition = Definition.from_json(state.definition)
     warnings = (*_pipeline_warnings(definition), *_code_warnings(definition))
-    return _drive(definition, address=address, force=force, warnings=warnings)
+    local = connect(address, code_dir=definition.code_dir)
+    return _drive(definition, local=local, force=force, warnings=warnings)
 
 
 def _copy_code(definition: Definition) -> None:
@@ -109,8 +121,7 @@ def _copy_code(definition: Definition) -> None:
         )
 
 
-def _drive(definition: Definition, *, address: str | None, force: bool, warnings: tuple[str, ...]) -> Run:
-    local = connect(address, code_dir=definition.code_dir)
+def _drive(definition: Definition, *, local: bool, force: bool, warnings: tuple[str, ...]) -> Run:
     driver = start_driver(definition.storage, definition.run_id, _PLAN_LOADER, force=force, namespace=NAMESPACE)
     return Run(
         run_id=definition.run_id,

@@ -163,11 +163,7 @@ class _Checker:
         for path, function in _functions_of(part.body):
             where = self._where((*part.path, *path))
             mistakes = list(_caught(partial(_functions.check_function, function, self.base_dir, where)))
-            yield from mistakes
-            args = part.body.get("args", {})
-            if not mistakes and part.kind == "python" and isinstance(args, Mapping):
-                where = self._where((*part.path, "args"))
-                yield from _caught(partial(_functions.check_arguments, function, self.base_dir, args, where))
+            yield from mistakes or self._arguments(part, path, function)
         for path, pattern, many in data_paths(part.kind, part.body):
             what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
             yield from self._present((*part.path, *path), pattern, None if many else Path.exists, what)
@@ -176,6 +172,14 @@ class _Checker:
             yield from self._rows(part)
         if part.kind == "promote":
             yield from self._promotion(part)
+
+    def _arguments(self, part: Part, path: FieldPath, function: str) -> Iterator[UserError]:
+        is_step = path == ("function",)
+        given = part.body.get("args", {}) if is_step else part.body["reward"].get("kwargs", {})
+        check = _functions.check_step if is_step else _functions.check_reward
+        where = self._where((*part.path, *(("args",) if is_step else path)))
+        if isinstance(given, Mapping):
+            yield from _caught(lambda: check(function, self.base_dir, given, where))
 
     def _rows(self, part: Part) -> Iterator[UserError]:
         """How a data stage makes its rows: the template and the generators."""

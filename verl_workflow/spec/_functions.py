@@ -11,6 +11,9 @@ from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.paths import absolute, unreadable
 from verl_workflow.spec._words import did_you_mean
 
+# What verl gives to a reward, by name; see verl.workers.reward_manager.naive.
+REWARD_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+
 
 def is_file(reference: str) -> bool:
     """Whether a function is named by its file (``file.py:function``), not by its module."""
@@ -112,17 +115,28 @@ def check_function(reference: str, base_dir: Path, where: str) -> None:
         )
 
 
-def check_arguments(reference: str, base_dir: Path, given: Collection[str], where: str) -> None:
-    """Raise UserError(SPEC_INVALID) when a function of a file does not take these arguments by name.
+def check_step(reference: str, base_dir: Path, args: Collection[str], where: str) -> None:
+    """As `check_reward`, of a stage's function; a parameter named ``context`` needs no argument."""
+    _check_arguments(reference, base_dir, args, where, how="with these args", free={"context"})
 
-    Nothing is said about decorated functions and those that are not defined in the file itself. A parameter named
-    ``context`` needs no argument.
+
+def check_reward(reference: str, base_dir: Path, kwargs: Collection[str], where: str) -> None:
+    """Raise UserError(SPEC_INVALID) when a function of a file does not take what verl gives to a reward, by name.
+
+    Nothing is said about decorated functions and those that are not defined in the file itself.
     """
+    _check_arguments(reference, base_dir, [*REWARD_ARGUMENTS, *kwargs], where, how="as verl calls it")
+
+
+def _check_arguments(
+    reference: str, base_dir: Path, given: Collection[str], where: str, *, how: str, free: Collection[str] = ()
+) -> None:
     holder, _, name = reference.rpartition(":")
     path = contained(base_dir, holder) if is_file(reference) else module_file(base_dir, holder)
     if path is None:
         return
-    found = [node for node in parse(path).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef
+    found = [node for node in parse(path).body if isinstance(node, kinds) and node.name == name]
     if not found or found[-1].decorator_list:
         return
     signature = found[-1].args
@@ -137,12 +151,12 @@ def check_arguments(reference: str, base_dir: Path, given: Collection[str], wher
     problems += [
         f"{each} is missing"
         for each in plain
-        if each in required and each not in by_place and each not in given and each != "context"
+        if each in required and each not in by_place and each not in given and each not in free
     ]
     if problems:
         raise UserError(
             ErrorCode.SPEC_INVALID,
-            f"{reference} cannot be called with these args: {', '.join(problems)}",
+            f"{reference} cannot be called {how}: {', '.join(problems)}",
             where=where,
             value=sorted(given),
             remedy=f"Its signature is {name}({ast.unparse(signature)}).",

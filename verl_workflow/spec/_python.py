@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import traceback
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.paths import absolute
+from verl_workflow.spec import _model
 from verl_workflow.spec._model import Pipeline
 from verl_workflow.spec._words import did_you_mean, label
 
@@ -83,10 +85,19 @@ def _mistakes(error: ValidationError, file: Path) -> list[UserError]:
             ),
             where=where,
             value=None if detail["type"] == "missing" else detail["input"],
-            remedy="",
+            remedy=_hint(error.title, detail),
         )
         for detail in error.errors(include_url=False)
     ]
+
+
+def _hint(title: str, detail: Any) -> str:
+    """The nearest right spelling of a field that a class does not have."""
+    known = getattr(_model, title, None)
+    if detail["type"] != "extra_forbidden" or len(detail["loc"]) != 1 or known is None:
+        return ""
+    fields = sorted(known.model_fields)
+    return did_you_mean(detail["loc"][0], fields) or f"Known: {', '.join(fields)}."
 
 
 def _line(error: BaseException, file: Path) -> str:

@@ -128,6 +128,7 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
     errors = check_settings(spec, chosen, train_rows=_rows(train.path), where=lambda path: ".".join((ctx.stage, *path)))
     if errors:
         raise errors[0] if len(errors) == 1 else UserErrors(errors)
+    _try_reward(spec, ctx.code_dir, train.path)
     ctx.attempt_dir.mkdir(parents=True, exist_ok=True)
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     bind(
@@ -142,6 +143,18 @@ def _prepare(spec: VerlStage, ctx: StageContext) -> _Attempt:
     )
     _checkpoints.require_space(checkpoint_dir, model_bytes=model.bytes)
     return _Attempt(spec=spec, ctx=ctx, chosen=chosen, checkpoint_dir=checkpoint_dir)
+
+
+def _try_reward(spec: VerlStage, code_dir: Path, train: Path) -> None:
+    """A mistake in the reward is met here in a second, and by verl minutes after its start, between other errors."""
+    from pyarrow import parquet as pq
+
+    from verl_workflow.data import try_reward
+
+    first = next(pq.ParquetFile(train).iter_batches(batch_size=1)).to_pylist()[0]
+    row = {"extra_info": {}, "data_source": "", **first}
+    if isinstance(row.get("reward_model"), Mapping) and "ground_truth" in row["reward_model"]:
+        try_reward(spec.reward, code_dir, row)
 
 
 def _train(attempt: _Attempt) -> _checkpoints.Checkpoint:

@@ -46,7 +46,8 @@ class Watch:
         self._rows += new
         self._moved = now
         latest = self._rows[-1]
-        pace = step_seconds(self._rows)
+        # The first step of a process also pays for its start: what it took says nothing of the others.
+        pace = step_seconds(self._rows[1:])
         return {
             "phase": "training",
             "step": latest.step,

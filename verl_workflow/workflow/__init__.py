@@ -45,6 +45,7 @@ from verl_workflow.workflow._metadata import module_path
 from verl_workflow.workflow._node import current
 from verl_workflow.workflow._options import options
 from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._ownership import refuse_driven
 from verl_workflow.workflow._plan import Plan, RetryPolicy, Step, StepContext
 from verl_workflow.workflow._sent_events import HTTPListener, StorageListener
 from verl_workflow.workflow._state import (
@@ -124,6 +125,7 @@ __all__ = [
     "options",
     "read_earlier",
     "read_run",
+    "refuse_driven",
     "request_cancel",
     "resume",
     "resume_all",

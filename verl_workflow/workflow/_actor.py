@@ -20,7 +20,7 @@ from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import RunKey
-from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._owner import is_rebuilt, this_process
 from verl_workflow.workflow._plan import Plan
 from verl_workflow.workflow._state import read_run
 
@@ -57,13 +57,12 @@ class RunDriver:
     """The actor's class. It drives from a thread begun by its constructor, so that a restart by Ray is a replay."""
 
     def __init__(self, store_uri: str, run: RunKey, plan_loader: str, token: str, force: bool) -> None:
-        import ray
 
         self._token = token
         self._met = threading.Event()
         self._ended = False
         # Force was meant for the owner of that moment, not for whoever has the run when Ray rebuilds the actor.
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        if is_rebuilt():
             force = False
             self._met.set()
         arguments = (store_uri, run, plan_loader, force)

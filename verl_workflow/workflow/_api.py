@@ -306,9 +306,13 @@ def _wanted(status_filter: object) -> set[WorkflowStatus]:
     if status_filter is None:
         return set(WorkflowStatus)
     if isinstance(status_filter, str):
-        return {WorkflowStatus(status_filter)}
+        status_filter = {status_filter}
     if not isinstance(status_filter, (set, frozenset)) or not all(isinstance(each, str) for each in status_filter):
         raise TypeError("status_filter must be WorkflowStatus or a set of WorkflowStatus.")
+    unknown = sorted(set(status_filter) - set(WorkflowStatus))
+    if unknown:
+        known = ", ".join(status.value for status in WorkflowStatus)
+        raise ValueError(f"{', '.join(unknown)} is not a valid WorkflowStatus; those are {known}.")
     return {WorkflowStatus(each) for each in status_filter}
 
 

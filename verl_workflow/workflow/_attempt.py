@@ -220,7 +220,6 @@ def _check_loads(data: bytes, value: Any, step: str) -> None:
             ErrorCode.STEP_FAILED,
             f"the step returned what can be pickled, but not loaded again: {type(error).__name__}: {_message(error)}",
             where=step,
-            value=type(value),
             remedy="Return another object, or mend its __reduce__ or __setstate__.",
             retryable=True,
         ) from error

@@ -25,7 +25,7 @@ from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
 from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
-from verl_workflow.workflow._owner import this_process
+from verl_workflow.workflow._owner import is_rebuilt, this_process
 from verl_workflow.workflow._places import Order, Places, taken
 from verl_workflow.workflow._records import StepsReset
 from verl_workflow.workflow._state import list_runs, read_graph, read_run
@@ -323,9 +323,8 @@ class WorkflowHost:
 
     async def _recover(self) -> None:
         """Take up what an earlier process of this host was driving or had in its queue."""
-        import ray
 
-        if not ray.get_runtime_context().was_current_actor_reconstructed:
+        if not is_rebuilt():
             return
         while True:
             try:

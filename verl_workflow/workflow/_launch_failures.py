@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import Future, InvalidStateError
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
@@ -45,11 +46,19 @@ def ray_failure(error: BaseException) -> Raised:
         remedy = "Ray's memory monitor ended it: lower its memory need, or run less at a time on the node."
     lost = VerlWorkflowError(
         ErrorCode.WORKER_LOST,
-        f"the process of the step was lost: {type(error).__name__}: {error}",
+        f"the process of the step was lost: {type(error).__name__}: {_first_sentence(error)}",
         remedy=remedy,
         retryable=True,
     )
     return Raised.of(lost, crash=True)
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Ray's further ones tell of commands for a cluster that may be gone; of memory all of it is of use."""
+    from ray.exceptions import OutOfMemoryError
+
+    text = str(error).strip()
+    return text if isinstance(error, OutOfMemoryError) else re.split(r"(?<=\.)\s|\n", text, maxsplit=1)[0]
 
 
 def unaskable(step: Step, error: Exception) -> UserError:

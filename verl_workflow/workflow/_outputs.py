@@ -13,14 +13,12 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._exceptions import WorkflowCancellationError, WorkflowExecutionError, WorkflowNotFoundError
 from verl_workflow.workflow._fold import RunStatus, StepStatus
-from verl_workflow.workflow._heartbeat import LEASE_S
+from verl_workflow.workflow._heartbeat import LEASE_S, read_heartbeat
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._state import RunState, StepState, read_run
 from verl_workflow.workflow._values import Value
 
 _ELSEWHERE = frozenset({ErrorCode.FENCED, ErrorCode.RUN_TERMINAL, ErrorCode.RUN_OWNED})
-# A host that has died is back sooner, and goes on with what it drove.
-_PATIENCE_S = 2 * LEASE_S
 _POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 _log = logging.getLogger(__name__)
@@ -71,7 +69,7 @@ class _Look:
     """Each call looks whether the value is there, and gives its step and itself; None when it may still come.
 
     Args:
-        expected: somebody drives the run, or is about to. Whoever was seen to is given time to come back.
+        expected: somebody drives the run, or is about to. A host that has died comes back by itself, in a few seconds.
     """
 
     def __init__(self, store: Store, run: RunKey, task_id: str | None, *, expected: bool = False) -> None:
@@ -84,14 +82,19 @@ class _Look:
         if step is not None:
             assert step.committed is not None and step.committed.value is not None
             return step.name, step.committed.value
-        if state.status is not RunStatus.RESUMABLE:
+        if state.status is not RunStatus.RESUMABLE or self._was_lost(state):
             self._driven_at = time.monotonic()
-        elif time.monotonic() - self._driven_at > _PATIENCE_S:
+        elif time.monotonic() - self._driven_at > LEASE_S:
             raise ValueError(
                 f"Cannot load output from workflow '{state.run_id}': nobody runs it. Go on with "
                 f"workflow.resume({state.run_id!r})."
             )
         return None
+
+    def _was_lost(self, state: RunState) -> bool:
+        """Whether its driver was alive a moment ago, and has not said that it stops."""
+        beat = read_heartbeat(self._store, self._run)
+        return beat is not None and not beat.get("released") and (state.heartbeat_age_s or LEASE_S) < LEASE_S
 
 
 def _present(store: Store, run: RunKey) -> RunState:
@@ -140,10 +143,11 @@ def _load(store: Store, run: RunKey, step: str, value: Value) -> Any:
     try:
         return value.load(store, step)
     except VerlWorkflowError as error:
-        if error.code is ErrorCode.JOURNAL_DAMAGED:
-            # Nothing is wrong with it if the run was deleted meanwhile.
-            _present(store, run)
-        raise
+        problem = error
+    if problem.code is ErrorCode.JOURNAL_DAMAGED:
+        # Nothing is wrong with it if the run was deleted meanwhile.
+        _present(store, run)
+    raise problem
 
 
 def _output_step(state: RunState) -> str:

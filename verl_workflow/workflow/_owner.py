@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,16 @@ def this_process() -> dict[str, Any]:
     the system has no /proc), ``pid``, ``started`` (clock ticks after boot, None without /proc).
     """
     return {"id": uuid.uuid4().hex, **_host(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+
+def is_rebuilt() -> bool:
+    """Whether the calling actor has died before, and was started again by Ray."""
+    import ray
+
+    with warnings.catch_warnings():
+        # Ray asks itself by a name that it warns of.
+        warnings.simplefilter("ignore")
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
 
 
 def is_dead(owner: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbea
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._records import Claimed, StepsReset
+from verl_workflow.workflow._state import RunState
 
 
 def take_over(
@@ -60,6 +61,17 @@ def _refuse_ended(state: Folded, run_id: str) -> None:
             where=run_id,
             remedy="Start a new run.",
         )
+
+
+def refuse_driven(store: Store, state: RunState, remedy: str) -> None:
+    """Raise UserError(RUN_OWNED) when the run's driver is alive, which takes `LEASE_S` at most to see.
+
+    Args:
+        remedy: what a user may do.
+    """
+    driven = state.status is RunStatus.RUNNING and state.owner is not None
+    if driven and not is_gone(store, state.key, state.owner or {}, state.epoch):
+        raise _owned(state.run_id, state.owner or {}, remedy)
 
 
 def is_gone(store: Store, run: RunKey, owner: Mapping[str, Any], epoch: int, lease_s: float = LEASE_S) -> bool:

@@ -51,7 +51,7 @@ def begin_workflow(
     from verl_workflow.workflow._dag import DagView, is_node
 
     if not is_node(dag):
-        raise TypeError("Input should be a DAG.")
+        raise TypeError(f"Input should be a DAG. Give it f.bind(...), not {type(dag).__name__}.")
     metadata = plain_metadata(metadata)
     workflow_id = check_name(new_id() if workflow_id is None else workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
     store = storage()
