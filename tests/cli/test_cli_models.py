@@ -131,7 +131,9 @@ def test_files_that_are_missing_or_of_another_size_are_told(
 
 def test_contents_are_compared_when_asked_for(runs: Runs, registry: Registry, invoke: Invoke, model: Path) -> None:
     version = register(registry, model, "monday", 0.5)
-    assert invoke("models", "demo", "--verify").exit_code == 0
+    shown = invoke("models", "demo", "--verify")
+    assert shown.exit_code == 0
+    assert "all files of 1 version are what was registered" in shown.stderr
     path = registry.resolve("demo", version).path / "config.json"
     path.write_bytes(path.read_bytes()[::-1])
     assert invoke("models", "demo").exit_code == 0

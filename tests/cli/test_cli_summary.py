@@ -98,6 +98,15 @@ def test_a_python_stage_shows_its_value_in_one_line() -> None:
     assert len(lines[1]) < 130
 
 
+def test_bad_data_is_mended_in_the_pipeline_or_in_its_files() -> None:
+    error = {"code": "data_invalid", "message": "train: the training set has 8 rows"}
+    failed = replace(TRAIN, status="failed", value=None, error=error)
+    assert advice(facts(PREPARE, failed, status="failed"))[-2:] == [
+        "mend the pipeline and start a new run: finished stages are re-used",
+        "or, once files that it names are mended: verl-workflow resume r1 --storage '/data/my store'",
+    ]
+
+
 def test_a_failed_run_says_what_failed_and_how_to_go_on() -> None:
     failed = replace(TRAIN, status="failed", value=None, error={"message": "train: the reward raised. Mend it"})
     stopped = facts(PREPARE, failed, replace(EVALUATE, status="waiting", attempt=0), status="failed")

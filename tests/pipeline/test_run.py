@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from verl_workflow.errors import ErrorCode, UserError
-from verl_workflow.pipeline import Definition, define, plan, resume, start
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.pipeline import Definition, _run, define, plan, resume, start
 from verl_workflow.pipeline._run import Run, _pipeline_warnings
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RunState, RunStatus, read_run
+from verl_workflow.workflow import RunState, RunStatus, create_run, read_run
+from verl_workflow.workflow._heartbeat import Heartbeat
+from verl_workflow.workflow._journal import Journal
+from verl_workflow.workflow._records import Claimed
 
 
 @pytest.fixture
@@ -102,6 +106,33 @@ def test_code_that_changes_while_a_run_is_started_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match="changed while the run was being started"):
         start(definition)
     assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+
+
+def test_a_cluster_that_does_not_answer_leaves_nothing(project: Path, tmp_path: Path) -> None:
+    definition = define(load(project / "pipeline.yaml", {}), run_id="r5", storage=str(tmp_path / "storage"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(VerlWorkflowError) as caught:
+            start(definition, address=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert caught.value.code is ErrorCode.CLUSTER_UNREACHABLE
+    assert [path for path in (tmp_path / "storage").rglob("*") if path.is_file()] == []
+
+
+def test_a_run_whose_driver_is_alive_is_not_resumed_and_no_cluster_started(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = define(load(project / "pipeline.yaml", {}), run_id="r6", storage=str(tmp_path / "storage"))
+    store = Store(definition.storage)
+    key = create_run(store, "r6", definition.to_json())
+    journal = Journal(store, key)
+    journal.read()
+    owner = {"pid": 1, "host": "elsewhere"}
+    assert journal.claim(Claimed(owner=owner, steps=[]))
+    monkeypatch.setattr(_run, "connect", lambda *_, **__: pytest.fail("a cluster was joined"))
+    with Heartbeat(store, key, epoch=1, owner=owner, interval_s=0.1), pytest.raises(UserError) as caught:
+        resume(str(tmp_path / "storage"), "r6")
+    assert caught.value.code is ErrorCode.RUN_OWNED
+    assert "process 1 on elsewhere" in str(caught.value)
 
 
 def test_an_id_whose_deleted_run_has_left_files_is_refused(project: Path, tmp_path: Path) -> None:

@@ -150,3 +150,12 @@ def test_values_nested_past_what_can_be_written_are_refused() -> None:
         nested = [nested]
     with pytest.raises(ValueError, match="is nested more than 100 deep"):
         PythonStage(name="a", function="json:dumps", args={"x": nested})
+
+
+def test_the_nearest_right_spelling_of_a_field_is_named(folder: Path) -> None:
+    (folder / "p.py").write_text(
+        "from verl_workflow import DataStage, Source\n"
+        "DataStage(name='d', source=Source(jsonl='rows.jsonl'), validation=1, promt='x')\n"
+    )
+    with pytest.raises(UserErrors, match=r"DataStage.promt: .*Did you mean 'prompt'\?"):
+        pipeline_from_python("p.py")
