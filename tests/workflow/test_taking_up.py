@@ -238,6 +238,7 @@ def test_metadata_of_a_step(marks: Path) -> None:
     assert [(each["number"], each["status"], each["error"]) for each in found["attempts"]] == [(1, "succeeded", None)]
     options = workflow.get_metadata("w", "second")["task_options"]
     assert (options["max_retries"], options["catch_exceptions"], options["checkpoint"]) == (7, True, True)
+    assert (options["retry"]["attempts"], options["retry"]["crashes"]) == (1, 7)
     assert workflow.get_metadata("w", "second")["workflow_refs"] == ["first"]
     assert workflow.get_metadata("w", "second")["user_metadata"] == {}
 

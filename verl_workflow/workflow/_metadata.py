@@ -50,6 +50,10 @@ def module_path(state: RunState, store: Store) -> tuple[str, ...]:
         return ()
 
 
+# What a step's retries follow, whether it was said by a RetryPolicy or in Ray's own words.
+_POLICY = ("attempts", "crashes", "backoff_s", "factor", "longest_s")
+
+
 def step_metadata(state: RunState, task_id: str, store: Store) -> dict[str, Any]:
     """As `get_metadata` gives it. Raises ValueError when there is no such step."""
     found = node_of(state, task_id, store)
@@ -65,6 +69,7 @@ def step_metadata(state: RunState, task_id: str, store: Store) -> dict[str, Any]
             "max_retries": options.max_retries,
             "catch_exceptions": bool(options.catch_exceptions),
             "retry_exceptions": bool(options.retry_exceptions),
+            "retry": {name: getattr(options.policy, name) for name in _POLICY},
             "checkpoint": options.checkpoint is not False,
             "ray_options": dict(options.ray),
         },
