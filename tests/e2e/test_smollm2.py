@@ -56,7 +56,7 @@ def test_four_steps_of_grpo_raise_the_accuracy_on_questions_it_has_not_seen(stri
     assert strict.status is RunStatus.SUCCEEDED
     assert value(strict, "train")["step"] == 4
     before, after = value(strict, "baseline")["candidate"], value(strict, "evaluate")["candidate"]
-    assert before["rows"] == after["rows"] == 32
+    assert before["rows"] == after["rows"] == 64
     assert after["acc"] >= before["acc"] + 0.2
 
 
