@@ -75,7 +75,7 @@ def connect(address: str | None, *, code_dir: Path | None = None) -> bool:
             "_temp_dir": str(folder),
         }
     else:
-        _knock(str(address))
+        check_answers(address)
     # Ray gives its own processes 30 seconds to start, which a busy machine exceeds now and then.
     starting = Retrying(stop=stop_after_attempt(_LOCAL_STARTS if local else 1), reraise=True)
     try:
@@ -105,8 +105,13 @@ def _tidy(folder: Path) -> None:
                 shutil.rmtree(session, ignore_errors=True)
 
 
-def _knock(address: str) -> None:
-    """Raise VerlWorkflowError(CLUSTER_UNREACHABLE) unless something listens there: Ray itself tries for minutes."""
+def check_answers(address: str | None) -> None:
+    """Raise VerlWorkflowError(CLUSTER_UNREACHABLE) unless something listens there: Ray itself tries for minutes.
+
+    Args:
+        address: as for `connect`; one that means this machine is not looked for.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verl_workflow import code
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
-from verl_workflow.pipeline._cluster import NAMESPACE, connect
+from verl_workflow.pipeline._cluster import NAMESPACE, check_answers, connect
 from verl_workflow.pipeline._definition import Definition
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
@@ -71,12 +71,10 @@ def start(definition: Definition, *, address: str | None = None) -> Run:
     """
     store = Store(definition.storage)
     _refuse_existing(store, definition)
+    # Before anything is written: what lies in its folder later may be of another who starts the same id.
+    check_answers(address)
     _copy_code(definition)
-    try:
-        local = connect(address, code_dir=definition.code_dir)
-    except VerlWorkflowError:
-        shutil.rmtree(definition.code_dir.parent, ignore_errors=True)
-        raise
+    local = connect(address, code_dir=definition.code_dir)
     create_run(store, definition.run_id, definition.to_json())
     return _drive(definition, local=local, force=False, warnings=())
 

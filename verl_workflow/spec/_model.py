@@ -191,7 +191,8 @@ class VerlStage(_Stage):
         device: ``auto`` takes CUDA when the cluster has GPUs and else the CPU platform.
         rollout: ``hf`` (transformers), ``vllm`` or ``sglang``.
         nodes, gpus_per_node: the world size; on the CPU one rank.
-        overrides: verl's own keys, dotted or nested; those that this stage sets by the fields above are refused.
+        overrides: verl's own keys, dotted or nested; they win over the fields above. Those of what the run decides (its
+            model, data, reward, steps, device, checkpoints) are refused.
         seed: of data order and sampling.
     """
 
