@@ -38,8 +38,9 @@ PYTEST = $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: install lint
 	$(PYTEST) -m "not slow"
 
+# One lane: two trainings at once can run a small machine out of memory.
 test-all: test
-	$(PYTEST) -m slow
+	$(BIN)/pytest -m slow
 
 lock: install
 	# Of torch the build is chosen anew: without its local suffix the lock asks for the one with CUDA.

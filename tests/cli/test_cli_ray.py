@@ -113,8 +113,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
-    ids=["ctrl-c", "terminated"],
+    [
+        pytest.param(signal.SIGINT, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 143, id="terminated", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_run_says_so_leaves_nothing_and_is_resumed(
     folder: Path, number: signal.Signals, expected: int

@@ -20,7 +20,7 @@ from verl_workflow.workflow import RunState, RunStatus, StepStatus, create_run, 
 from verl_workflow.workflow._definition import run_key
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
 
 @pytest.fixture

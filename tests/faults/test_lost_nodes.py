@@ -20,7 +20,7 @@ from verl_workflow import workflow
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, StepStatus, read_run
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.timeout(600)]
 PATIENCE_S = 180.0
 
 

@@ -23,7 +23,7 @@ from verl_workflow.training import run_verl_stage
 from verl_workflow.training._checkpoints import checkpoints, fault
 from verl_workflow.training._export import export
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 ROLES = ("actor", "critic")
 REWARD = """
