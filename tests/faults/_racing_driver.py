@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import time
 
 import ray
 
@@ -15,6 +16,8 @@ from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import Driver, RayLauncher, read_run
 from verl_workflow.workflow._state import read_graph
+
+_LONGEST_STEP_S = 0.3
 
 
 def main(storage: str, lease_s: str) -> None:
@@ -33,6 +36,8 @@ def main(storage: str, lease_s: str) -> None:
                 how = driver.run().status.value
             except VerlWorkflowError as error:
                 how = error.code.value
+                # If Ray ends this process for a step that it was cancelling, then before the answer.
+                time.sleep(_LONGEST_STEP_S)
             print(run_id, how, flush=True)
     finally:
         ray.shutdown()

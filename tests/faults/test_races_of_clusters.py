@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from verl_workflow.errors import ErrorCode
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, create_run, read_run
 from verl_workflow.workflow._dag import DagView, is_node
@@ -94,8 +95,8 @@ class Cluster:
 
 
 @pytest.fixture
-def clusters(store: Store) -> Iterator[tuple[Cluster, Cluster]]:
-    both = Cluster(store.uri), Cluster(store.uri)
+def clusters(store: Store) -> Iterator[list[Cluster]]:
+    both = [Cluster(store.uri), Cluster(store.uri)]
     try:
         for cluster in both:
             assert cluster.answer() == ["ready"]
@@ -113,10 +114,10 @@ def store(tmp_path: Path) -> Store:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("races", [8, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_frozen_driver_that_wakes_up_has_lost_and_commits_nothing(
-    store: Store, clusters: tuple[Cluster, Cluster], races: int
+    store: Store, clusters: list[Cluster], races: int
 ) -> None:
     chance = random.Random(7)
-    fenced = 0
+    fenced = crashed = 0
     for race in range(races):
         run_id = f"race-{race}"
         record(store, run_id)
@@ -139,7 +140,14 @@ def test_a_frozen_driver_that_wakes_up_has_lost_and_commits_nothing(
                 time.sleep(0.005)
             won = False
         os.kill(loser.process.pid, signal.SIGCONT)
-        how = loser.answer()[1]
+        answer = loser.answer()
+        if not answer:
+            # Ray 2.60 ends a process in which a task's result arrives just as it is cancelled: it has lost too.
+            assert loser.process.wait(60) != 0
+            crashed += 1
+            clusters[race % 2] = Cluster(store.uri)
+            assert clusters[race % 2].answer() == ["ready"]
+        how = answer[1] if answer else ErrorCode.FENCED.value
         if not won:
             assert winner.answer()[0] == run_id
 
@@ -156,3 +164,4 @@ def test_a_frozen_driver_that_wakes_up_has_lost_and_commits_nothing(
             # It had ended the run before it was frozen.
             assert how == "succeeded"
     assert fenced > races / 2
+    assert crashed <= races / 20
