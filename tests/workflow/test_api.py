@@ -214,6 +214,13 @@ def test_references_in_arguments_outlive_the_one_who_made_them(marks: Path) -> N
     assert (direct, first, ray.get(second[0])) == ("top", {"n": 1}, "inner")
 
 
+def test_an_object_that_many_steps_use_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ref, fetched, get = ray.put(1), [], ray.get
+    monkeypatch.setattr(ray, "get", lambda of, **options: [fetched.append(of), get(of, **options)][1])
+    assert workflow.run(gather.bind([add.bind(ref, n) for n in range(5)])) == [1, 2, 3, 4, 5]
+    assert fetched.count(ref) == 1
+
+
 def test_references_in_results_are_durable(flows: Path) -> None:
     @ray.remote
     def make() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from verl_workflow.workflow._damage import damaged
 from verl_workflow.workflow._functions import at_rest, fingerprint
 from verl_workflow.workflow._names import check_name
 from verl_workflow.workflow._options import StepOptions
-from verl_workflow.workflow._pickling import dumps, keep
+from verl_workflow.workflow._pickling import Objects, dumps, keep
 from verl_workflow.workflow._plan import RetryPolicy
 from verl_workflow.workflow._values import INLINE_LIMIT
 
@@ -201,13 +201,14 @@ class _Inputs:
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
+        self.objects: Objects = {}
         # With the value, lest its id be given to another one.
         self._known: dict[int, tuple[Any, bytes]] = {}
 
     def pickled(self, value: Any) -> bytes:
         known = self._known.get(id(value))
         if known is None:
-            data = dumps(value, self.store, self.folder)
+            data = dumps(value, self.store, self.folder, objects=self.objects)
             if len(data) > INLINE_LIMIT:
                 data = pickle.dumps(keep(data, self.store, self.folder))
             known = self._known[id(value)] = value, data
@@ -229,7 +230,7 @@ class _Part:
         args = tuple(self._direct(each) for each in found.args)
         kwargs = {name: self._direct(each) for name, each in found.kwargs.items()}
         _check_signature(found.function, args, kwargs)
-        self.arguments = dumps((args, kwargs), inputs.store, inputs.folder, self._number)
+        self.arguments = dumps((args, kwargs), inputs.store, inputs.folder, self._number, inputs.objects)
 
     def _direct(self, argument: Any) -> Any:
         if not self._is_node(argument):

@@ -16,6 +16,8 @@ from verl_workflow.workflow._damage import damaged
 
 # Asked with each object: a kind and a number, by which it is known to whoever loads; None: it is pickled as it is.
 Numbering = Callable[[Any], "tuple[str, int] | None"]
+# Key and digest of the stored object, by the reference that stands for it.
+Objects = dict[Any, tuple[str, str]]
 _OBJECT = "object"
 
 
@@ -43,18 +45,22 @@ def keep(data: bytes, store: Store, folder: str) -> Kept:
     return Kept(key=key, sha256=sha256)
 
 
-def dumps(value: Any, store: Store, folder: str, number: Numbering | None = None) -> bytes:
+def dumps(
+    value: Any, store: Store, folder: str, number: Numbering | None = None, objects: Objects | None = None
+) -> bytes:
     """Pickle a value; what object references in it refer to is written below `folder` first, each content once.
 
     Args:
         number: for arguments of steps, which hold other steps.
+        objects: those that are written already, and from now on these: handed from one pickle to the next, it spares
+            fetching an object for each.
 
     Raises:
         Exception: whatever pickling the user's objects raises.
     """
     stream = io.BytesIO()
     pickler = _pickler()(stream)
-    pickler.place, pickler.number = (store, folder), number
+    pickler.place, pickler.number, pickler.objects = (store, folder), number, {} if objects is None else objects
     pickler.dump(value)
     return stream.getvalue()
 
@@ -110,16 +116,19 @@ def _pickler() -> Any:
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def persistent_id(self, thing: Any) -> Any:
             if isinstance(thing, ObjectRef):
-                return _OBJECT, *_stored(thing, *self.place)
+                store, folder = self.place
+                if thing not in self.objects:
+                    self.objects[thing] = _stored(thing, store, folder, self.objects)
+                return _OBJECT, *self.objects[thing]
             return None if self.number is None else self.number(thing)
 
     return Pickler
 
 
-def _stored(reference: Any, store: Store, folder: str) -> tuple[str, str]:
+def _stored(reference: Any, store: Store, folder: str, objects: Objects) -> tuple[str, str]:
     import ray
 
-    kept = keep(dumps(ray.get(reference), store, folder), store, folder)
+    kept = keep(dumps(ray.get(reference), store, folder, objects=objects), store, folder)
     return kept.key, kept.sha256
 
 
