@@ -78,7 +78,8 @@ def evaluate(name: str, model: str, data: str = "rows.jsonl", rest: str = "") ->
          "stages.e.evaluation: this has to be an evaluate stage (got 'v'). Evaluate stages: ${v}."),
         (evaluate("v", ".") + "  e: {kind: promote, registry: r, evaluation: §'${w}'}\n",
          "stages.e.evaluation: there is no stage 'w' (got '${w}'). Stages: v."),
-        (evaluate("v", ".") + "  e: {kind: promote, registry: r, evaluation: '${v}', gate: §candidat.score > 1}\n",
+        (evaluate("v", ".", rest=", champion: r")
+         + "  e: {kind: promote, registry: r, evaluation: '${v}', gate: §candidat.score > 1}\n",
          "there is no candidat, at column 1 of the gate (got 'candidat.score > 1'). Did you mean candidate? "
          f"Available: {', '.join(sorted(GATE_NAMES))}."),
         (DATA + evaluate("e", ".").replace("score'}", "score', kwargs: {x: §'${d.rows}'}}"),
@@ -371,7 +372,7 @@ def test_a_pipeline_in_python_is_checked_the_same_way(folder: Path) -> None:
             ),
             EvaluateStage(name="e", model="${x.model}", data="${d.validation}", reward=reward, after=["e"]),
             PromoteStage(name="q", registry="r", evaluation="${t}", gate="rows"),
-            PromoteStage(name="r", registry="r", evaluation="${e}", gate="rows + 1"),
+            PromoteStage(name="r", registry="r", evaluation="${e}", gate="rows + 1", alias="best"),
             PythonStage(name="q", function="reward.py:score"),
         ],
     )

@@ -14,6 +14,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.gates import GATE_NAMES, check_gate
 from verl_workflow.spec import _functions
+from verl_workflow.spec._cycles import cycle_from
 from verl_workflow.spec._fields import FUNCTION_PATTERN, REFERENCE, FieldPath
 from verl_workflow.spec._gym import unknown_dataset
 from verl_workflow.spec._model import CLASSES, OUTPUTS, Head, Model, Pipeline
@@ -262,6 +263,8 @@ class _Checker:
             stages = [f"${{{name}}}" for name, kind in self.kinds.items() if kind == "evaluate"]
             remedy = f"Evaluate stages: {', '.join(stages)}." if stages else "Add a stage of kind evaluate."
             yield self._error(part, ("evaluation",), "this has to be an evaluate stage", evaluation, remedy)
+        if match is not None and right:
+            yield from self._opponent(part, match.group(1))
         if isinstance(gate, str):
             try:
                 check_gate(gate, GATE_NAMES)
@@ -269,12 +272,23 @@ class _Checker:
                 where = self._where((*part.path, "gate"))
                 yield UserError(error.code, error.what, where=where, value=error.value, remedy=error.remedy)
 
+    def _opponent(self, part: Part, evaluation: str) -> Iterator[UserError]:
+        """The champion that is replaced has to be the one that was met: else the second run fails, after training."""
+        registry, alias = part.body.get("registry"), part.body.get("alias", "champion")
+        met = next(each for each in self.draft.parts if each.name == evaluation).body.get("champion")
+        if alias != "champion" or not isinstance(registry, str) or met == registry or "${" in f"{registry}{met}":
+            return
+        compared = f"the champion of {met}" if met else "no champion"
+        what = f"{evaluation} compares with {compared}, so that no later run could replace the champion of {registry}"
+        remedy = f"Write `champion: {registry}` in the stage {evaluation}; while there is none, nothing is compared."
+        yield self._error(part, ("registry",), what, registry, remedy)
+
     def _cycles(self) -> Iterator[UserError]:
         edges = {part.name: part.edges() for part in self.draft.parts}
         needs = {name: [target for target in targets if target in edges] for name, targets in edges.items()}
         done: set[str] = set()
         for start in needs:
-            cycle = _cycle_from(start, needs, done)
+            cycle = cycle_from(start, needs, done)
             if cycle is not None:
                 # Told from the stage that is written first.
                 order = [list(needs).index(name) for name in cycle]
@@ -364,32 +378,6 @@ def _texts(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from _texts(item, (*path, index))
-
-
-def _cycle_from(start: str, needs: Mapping[str, Sequence[str]], done: set[str]) -> list[str] | None:
-    """A cycle of two or more stages that is reached from `start`; each stage is visited once overall."""
-    trail: list[str] = []
-    stack: list[tuple[str, Iterator[str]]] = []
-
-    def enter(name: str) -> None:
-        done.add(name)
-        trail.append(name)
-        stack.append((name, iter(needs.get(name, ()))))
-
-    if start not in done:
-        enter(start)
-    while stack:
-        name, rest = stack[-1]
-        for target in rest:
-            if target in trail and target != name:
-                return trail[trail.index(target) :]
-            if target not in done:
-                enter(target)
-                break
-        else:
-            stack.pop()
-            trail.pop()
-    return None
 
 
 def _caught(call: Callable[[], object]) -> Iterator[UserError]:

@@ -263,7 +263,7 @@ class PromoteStage(_Stage):
     """Registers the model as a new version and moves the alias when the gate holds.
 
     Attributes:
-        registry: name of the model in the registry.
+        registry: name of the model in the registry. With the alias `champion` it is also the evaluation's `champion`.
         evaluation: an evaluate stage, ``${evaluate}``.
         gate: expression over the evaluation's figures, for example
             ``candidate.score >= 0.5 and (champion is None or candidate.score > champion.score)``.
