@@ -277,7 +277,7 @@ class Store:
     def _failed(self, verb: str, key: str, error: Exception) -> VerlWorkflowError:
         return VerlWorkflowError(
             ErrorCode.STORAGE,
-            f"cannot {verb} {key or 'the storage root'}: {error}",
+            f"cannot {verb} {key or 'the storage root'}: {_said(error)}",
             where=self.uri,
             remedy="Check that the storage is reachable, writable and not full.",
             retryable=True,
@@ -318,10 +318,15 @@ def absolute_uri(uri: str) -> str:
     return absolute(uri, home=True, code=ErrorCode.STORAGE).as_uri()
 
 
+def _said(error: Exception) -> str:
+    """Without the dump of its own structures that the storage's library puts below."""
+    return str(error).split("\n\nDebug source:")[0]
+
+
 def _unusable(uri: str, error: Exception) -> UserError:
     return UserError(
         ErrorCode.STORAGE,
-        f"the storage cannot be opened: {error}",
+        f"the storage cannot be opened: {_said(error)}",
         value=uri,
         remedy="Use a local path, or s3://, gs://, az:// with the credentials in the environment.",
     )

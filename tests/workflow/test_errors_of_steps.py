@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,7 @@ from _graphs import node, output, record, run_graph
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import Driver, InlineLauncher, RetryPolicy, RunStatus, Step, options, read_run
-from verl_workflow.workflow._attempt import Call, Outcome, Raised
+from verl_workflow.workflow import RetryPolicy, RunStatus, create_run, options, read_run
 from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._records import StepsReset
 
@@ -200,40 +197,6 @@ def test_a_step_that_was_dropped_and_goes_on_is_not_carried_out(store: Store, tm
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_value_that_is_lost_for_one_of_its_users_is_brought_back_for_all(store: Store) -> None:
-    def value() -> int:
-        return 1
-
-    def slow() -> int:
-        time.sleep(0.3)
-        return 10
-
-    def add(*numbers: int) -> int:
-        return sum(numbers)
-
-    class Losing(InlineLauncher):
-        lost = 0
-
-        def start(self, step: Step, call: Call, held: tuple[Any, ...] = ()) -> Future[Outcome]:
-            if step.name == "a" and not self.lost:
-                self.lost += 1
-                gone: Future[Outcome] = Future()
-                error = VerlWorkflowError(ErrorCode.WORKER_LOST, "its node is lost", retryable=True)
-                # When the other user of the value waits for the slow step alone.
-                threading.Timer(0.1, lambda: gone.set_result(Raised.of(error, lost_inputs=True))).start()
-                return gone
-            return super().start(step, call, held)
-
-    unkept = node(value, task_id="u", checkpoint=False)
-    first = node(add, unkept, task_id="a")
-    second = node(add, unkept, node(slow, task_id="c"), task_id="b")
-    graph = record(store, "r", node(add, first, second, task_id="last"))
-    launcher = Losing()
-    Driver(store, "r", graph, launcher, lease_s=0.05, heartbeat_s=60.0, poll_s=0.02).run()
-    assert launcher.lost == 1
-    assert output(store, "r") == 12
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"timeout_s": "60"}, {"timeout_s": 0}, {"heartbeat_timeout_s": True}, {"retry": 3}],
@@ -248,3 +211,37 @@ def test_a_policy_takes_lists_of_classes_and_nothing_else() -> None:
     for wrong in (("ConnectionError",), ConnectionError, (3,)):
         with pytest.raises(TypeError, match="exception classes"):
             RetryPolicy(on=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": float("inf")}, {"attempts": 2.0}, {"crashes": 1.5}])
+def test_a_policy_counts_in_whole_numbers(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        RetryPolicy(**wrong)
+
+
+class Impatient(RetryPolicy):
+    """A user's own."""
+
+
+def test_a_graph_at_rest_knows_no_policy_of_a_users_class(store: Store) -> None:
+    graph = record(store, "r", node(fail, retry=Impatient(attempts=2, on=(KeyError,))))
+    assert type(graph.nodes[0].options.retry) is RetryPolicy
+    assert graph.nodes[0].options.policy.attempts == 2
+
+
+def test_an_error_of_this_package_that_the_step_itself_raises_is_the_steps(store: Store, tmp_path: Path) -> None:
+    other = Store(str(tmp_path / "other"))
+    create_run(other, "damaged", {})
+    (tmp_path / "other/runs/damaged/definition.json").write_text("{")
+
+    def looks() -> Any:
+        return read_run(other, "damaged")
+
+    def writes() -> None:
+        Store("/proc/none").put("key", b"")
+
+    for step, code in ((looks, ErrorCode.JOURNAL_DAMAGED), (writes, ErrorCode.STORAGE)):
+        state = run_graph(store, step.__name__, record(store, step.__name__, node(step, catch_exceptions=True)))
+        assert state.status is RunStatus.SUCCEEDED, state.error
+        value, error = output(store, step.__name__)
+        assert (value, error.code) == (None, code)

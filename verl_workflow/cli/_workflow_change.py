@@ -114,7 +114,17 @@ def gc(
         if as_json:
             print_json({"storage": store.uri, "removed": collected.to_json()})
         else:
-            kinds = ("entries", "snapshots", "values", "graphs", "objects", "progress", "remains", "unfinished")
+            kinds = (
+                "entries",
+                "snapshots",
+                "values",
+                "graphs",
+                "objects",
+                "progress",
+                "remains",
+                "unfinished",
+                "hosts",
+            )
             counts = ", ".join(f"{getattr(collected, kind)} {kind}" for kind in kinds)
             print_line(f"{collected.runs} runs: removed {collected.bytes} bytes ({counts})")
         for run_id in collected.damaged:

@@ -169,10 +169,10 @@ def command(verb: str, workflow_id: str, storage: str, *more: str) -> str:
     """A command line that can be pasted; the storage is left out when it is the default one."""
     from verl_workflow.storage import absolute_uri
 
-    words = ["ray-workflow", verb, workflow_id, *more]
-    if storage != absolute_uri(_options.DEFAULT_STORAGE):
-        words += ["--storage", location(storage)]
-    return shlex.join(words)
+    options = [*more, *(["--storage", location(storage)] if storage != absolute_uri(_options.DEFAULT_STORAGE) else [])]
+    # What begins with a dash would be taken for an option.
+    words = [*options, "--", workflow_id] if workflow_id.startswith("-") else [workflow_id, *options]
+    return shlex.join(["ray-workflow", verb, *words])
 
 
 def _resume_pipeline(

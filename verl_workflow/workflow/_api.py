@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 from typing import Any, Literal
 
@@ -10,14 +11,13 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow import _session
 from verl_workflow.workflow._client import Client, default_storage
-from verl_workflow.workflow._definition import run_exists
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError
 from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._metadata import stats, step_metadata
 from verl_workflow.workflow._names import check_name
 from verl_workflow.workflow._node import in_step
 from verl_workflow.workflow._outputs import await_output
-from verl_workflow.workflow._state import RunState, list_runs, read_run
+from verl_workflow.workflow._state import RunState, list_runs
 from verl_workflow.workflow._status import WorkflowStatus
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 def init(
     *,
-    storage: str | None = None,
+    storage: str | os.PathLike[str] | None = None,
     max_running_workflows: int | None = None,
     max_pending_workflows: int | None = None,
     durability: Literal["process", "power"] | None = None,
@@ -47,7 +47,7 @@ def init(
     """
     _check_limit("max_running_workflows", max_running_workflows, least=1)
     _check_limit("max_pending_workflows", max_pending_workflows, least=0)
-    store = Store(storage or default_storage(), durability=durability)
+    store = Store(os.fspath(storage or default_storage()), durability=durability)
     found = Client(store, max_running_workflows, max_pending_workflows, durability)
     _session.use(found)
     if max_running_workflows is not None or max_pending_workflows is not None:
@@ -83,7 +83,7 @@ def run_async(
     dag: Any, *args: Any, workflow_id: str | None = None, metadata: dict[str, Any] | None = None, **kwargs: Any
 ) -> Any:
     """As `run`, without waiting: an object reference to the output."""
-    return _session.output_ref(_session.begin_workflow(dag, args, kwargs, workflow_id, metadata), None)
+    return _session.output_ref(_session.begin_workflow(dag, args, kwargs, workflow_id, metadata))
 
 
 def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
@@ -105,7 +105,7 @@ def resume(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail
 
 def resume_async(workflow_id: str, *, on_code_change: Literal["accept", "rerun", "fail"] = "accept") -> Any:
     """As `resume`, without waiting: an object reference to the output."""
-    return _session.output_ref(_session.take_up(workflow_id, on_code_change), None)
+    return _session.output_ref(_session.take_up(workflow_id, on_code_change))
 
 
 def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
@@ -128,13 +128,13 @@ def fork(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None
         queue.Full, WorkflowExecutionError, WorkflowCancellationError: as `run`.
     """
     new = _session.begin_fork(workflow_id, from_step, new_workflow_id)
-    return new.run_id, _session.deliver(new)
+    return new.run.run_id, _session.deliver(new)
 
 
 def fork_async(workflow_id: str, from_step: str, *, new_workflow_id: str | None = None) -> tuple[str, Any]:
     """As `fork`, without waiting: the id of the new workflow, and an object reference to its output."""
     new = _session.begin_fork(workflow_id, from_step, new_workflow_id)
-    return new.run_id, _session.output_ref(new, None)
+    return new.run.run_id, _session.output_ref(new)
 
 
 def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
@@ -173,7 +173,7 @@ def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
 
 def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
     """As `get_output`, without waiting: an object reference to the value."""
-    return _session.output_ref(_session.existing(workflow_id).key, task_id)
+    return _session.output_ref(_session.Asked(run=_session.existing(workflow_id).key), task_id)
 
 
 def list_all(
@@ -189,7 +189,7 @@ def list_all(
     wanted = _wanted(status_filter)
     found = [(state, WorkflowStatus.of(state.status)) for state in _workflows()]
     kept = [(state, status) for state, status in found if status in wanted]
-    kept.sort(key=lambda each: each[1] is WorkflowStatus.RESUMABLE and each[0].owner is None)
+    kept.sort(key=lambda each: (each[1] is WorkflowStatus.RESUMABLE and each[0].owner is None, each[0].run_id))
     return [(state.run_id, status) for state, status in kept]
 
 
@@ -216,11 +216,13 @@ def get_metadata(workflow_id: str, task_id: str | None = None) -> dict[str, Any]
         ValueError: there is no such workflow, or no such step in it.
     """
     workflow_id = check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    if not run_exists(_session.storage(), workflow_id):
-        raise ValueError(f"No such workflow_id '{workflow_id}'")
-    state = read_run(_session.storage(), workflow_id, progress=False)
-    if task_id is not None:
-        return step_metadata(state, task_id, _session.storage())
+    try:
+        state = _session.existing(workflow_id)
+        if task_id is not None:
+            with _session.found(workflow_id, state.key):
+                return step_metadata(state, task_id, _session.storage())
+    except WorkflowNotFoundError as error:
+        raise ValueError(f"No such workflow_id '{workflow_id}'") from error
     started = next(iter(sorted(a.started_at for step in state.steps.values() for a in step.attempts)), state.created_at)
     return {
         "status": WorkflowStatus.of(state.status).value,
@@ -244,12 +246,8 @@ def send_event(workflow_id: str, event_key: str, payload: Any = None) -> None:
     """
     from verl_workflow.workflow._sent_events import store_event
 
-    try:
+    with _session.found(workflow_id):
         store_event(_session.storage(), workflow_id, event_key, payload)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_UNKNOWN:
-            raise
-        raise WorkflowNotFoundError.of(workflow_id, _session.storage().uri) from error
 
 
 def serve_events(*, host: str = "127.0.0.1", port: int = 8000, route_prefix: str = "/event") -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import dataclasses
 import json
 import pickle
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._pickling import dumps, loads, try_load
 from verl_workflow.workflow._plan import StepContext
-from verl_workflow.workflow._progress import progress_key, read_progress
+from verl_workflow.workflow._progress import beats_each, progress_key, read_progress
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
 _REPORT_INTERVAL_S = 1.0
@@ -28,6 +29,7 @@ _LONGEST_TEXT = 20_000
 _LARGEST_PICKLE = 256 * 1024
 _PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
 _NOT_THE_STEPS = frozenset({ErrorCode.STORAGE, ErrorCode.JOURNAL_DAMAGED})
+_OWN = "verl_workflow_raised_by_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class Call:
         inputs: by step; a number stands for one of the held values that are handed over beside the call.
         value_key: where the value goes when it is too large for the journal, without an ending.
         clocked: the attempt says when it begins, for its time runs from then.
+        heartbeat_s: for how long no sign of life may be missed.
     """
 
     call: Callable[[StepContext], Any]
@@ -51,6 +54,7 @@ class Call:
     codec: Codec = Codec.JSON
     kept: bool = True
     clocked: bool = False
+    heartbeat_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +173,19 @@ async def execute_hosted(call: Call, *held: bytes) -> Outcome:
         if call.clocked:
             report({})
         return _outcome(call, await call.call(_context(call, held, report)))
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - it is handed on as the outcome
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
+            raise
         return _raised(error, call)
     finally:
         report.close()
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody cancels this task; else its function has let out what something else was cancelled with."""
+    task = asyncio.current_task()
+    # Python 3.10 does not tell.
+    return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0
 
 
 def _context(call: Call, held: Sequence[bytes], report: _Report) -> StepContext:
@@ -238,10 +249,24 @@ def _encoded(value: Any, step: str) -> bytes:
         ) from error
 
 
+@contextlib.contextmanager
+def own_errors() -> Iterator[None]:
+    """Around the user's function: what it raises is the step's, even if this package has made it."""
+    try:
+        yield
+    except VerlWorkflowError as error:
+        setattr(error, _OWN, True)
+        raise
+
+
+def _is_the_engines(error: VerlWorkflowError) -> bool:
+    return error.code in _NOT_THE_STEPS and not hasattr(error, _OWN)
+
+
 def _raised(error: BaseException, call: Call) -> Raised:
     judge = getattr(call.call, "may_retry", None)
     final = judge is not None and not isinstance(error, VerlWorkflowError) and not judge(error)
-    if isinstance(error, VerlWorkflowError) and error.code in _NOT_THE_STEPS and call.codec is Codec.PICKLE:
+    if isinstance(error, VerlWorkflowError) and call.codec is Codec.PICKLE and _is_the_engines(error):
         # Neither the step's error to catch nor one of its attempts: its inputs or its value could not be handled.
         return Raised.of(_plain(error), crash=error.code is ErrorCode.STORAGE)
     pickled = _pickled(error) if call.codec is Codec.PICKLE else None
@@ -313,6 +338,8 @@ class _Report:
         self._store: Store = call.store
         self._before: Mapping[str, Any] | None = None
         self._looked = False
+        self._closed = False
+        self._interval_s = beats_each(call.heartbeat_s, _REPORT_INTERVAL_S)
 
     def earlier(self) -> Mapping[str, Any] | None:
         """What the last report before this attempt's said."""
@@ -331,18 +358,23 @@ class _Report:
         with self._lock:
             # Whoever gives what JSON cannot hold is told at once, and what is written later is what was given now.
             self._pending = json.loads(json.dumps(dict(facts), default=str))
-            due = self._written_at + _REPORT_INTERVAL_S - time.monotonic()
+            due = self._written_at + self._interval_s - time.monotonic()
             if due <= 0:
                 self._write()
-            elif self._timer is None:
-                self._timer = threading.Timer(due, self._flush)
-                self._timer.daemon = True
-                self._timer.start()
+            else:
+                self._write_in(due)
 
     def close(self) -> None:
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._flush()
+
+    def _write_in(self, seconds: float) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = threading.Timer(seconds, self._flush)
+            self._timer.daemon = True
+            self._timer.start()
 
     def _flush(self) -> None:
         with self._lock:
@@ -363,5 +395,6 @@ class _Report:
         try:
             self._store.put(progress_key(call.run, call.step), json.dumps(stored).encode())
         except VerlWorkflowError:
-            # Progress is for the eye; a storage in trouble is met by the driver, which does say so.
-            return
+            # A storage in trouble is met by the driver, which does say so. But a time limit runs from the first report.
+            self._pending = facts
+            self._write_in(self._interval_s)

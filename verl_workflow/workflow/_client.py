@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import logging
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +22,9 @@ from verl_workflow.storage import Store
 NAMESPACE = "verl_workflow"
 DEFAULT_STORAGE = ".verl-workflow"
 _START_S = 120.0
-_GONE_S = 30.0
+# By these a submitted job hands its environment on to every process of its own that joins the cluster.
+_OF_THE_JOB = frozenset({"RAY_JOB_CONFIG_JSON", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_RUNTIME_ENV_HOOK"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,11 @@ class Caller:
 
     job: str
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """Callers with the same one are served by the same workers: a step may ask in an environment of its own."""
+        return json.dumps([self.job, dict(self.runtime_env)], sort_keys=True)
 
 
 class Client:
@@ -85,8 +95,6 @@ class Client:
     def _meet(self) -> tuple[Any, str]:
         import ray
 
-        from verl_workflow.workflow._host import WorkflowHost
-
         if self.store.uri.startswith("memory:"):
             raise UserError(
                 ErrorCode.STORAGE,
@@ -97,18 +105,12 @@ class Client:
         # One host for a storage: a digest, for actors' names are shown in lists.
         name = f"workflows:{hashlib.sha256(self.store.uri.encode()).hexdigest()[:16]}"
         running, pending = (-1 if limit is None else limit for limit in self._limits)
-        options = ray.remote(WorkflowHost).options(
-            name=name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=-1,
-            max_task_retries=-1,
-            max_concurrency=10_000,
-        )
+        options = host_options(name)
         deadline = time.monotonic() + _START_S
         while True:
+            if ray.get_runtime_context().runtime_env and not _is_there(name):
+                # Of this job's environment, all jobs after it would have a part.
+                self._start_apart(name, running, pending)
             actor = options.remote(self.store, secrets.token_hex(8), running, pending)
             try:
                 return actor, ray.get(actor.hello.remote(*self._limits, self._durability), timeout=_START_S)
@@ -125,6 +127,66 @@ class Client:
                     remedy="See whether its nodes have memory left and can import verl_workflow.",
                     retryable=True,
                 ) from error
+
+    def _start_apart(self, name: str, running: int, pending: int) -> None:
+        """Have a process that is no part of this job start the host; where it cannot, this job's environment helps."""
+        import ray
+
+        wish = {
+            "address": ray.get_runtime_context().gcs_address,
+            "name": name,
+            "storage": self.store.uri,
+            "durability": self.store.durability,
+            "running": running,
+            "pending": pending,
+        }
+        variables = {key: value for key, value in os.environ.items() if key not in _OF_THE_JOB}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, "-m", "verl_workflow.workflow._host_start"]
+        try:
+            subprocess.run(
+                command,
+                input=json.dumps(wish),
+                env=variables,
+                text=True,
+                capture_output=True,
+                check=True,
+                timeout=_START_S,
+            )
+        except subprocess.SubprocessError as error:
+            told = getattr(error, "stderr", None) or str(error)
+            _log.warning(
+                "the workflows' host has the runtime_env of this job, for it does not start without: %s",
+                str(told).strip()[-500:],
+            )
+
+
+def host_options(name: str) -> Any:
+    """The host's actor, to be made with a storage, a token, and how many may run and wait."""
+    import ray
+
+    from verl_workflow.workflow._host import WorkflowHost
+
+    return ray.remote(WorkflowHost).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        max_concurrency=10_000,
+    )
+
+
+def _is_there(name: str) -> bool:
+    import ray
+
+    try:
+        ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def default_storage() -> str:

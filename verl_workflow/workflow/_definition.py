@@ -13,7 +13,7 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._names import RunKey, check_name, is_incarnation, is_name, run_folder
+from verl_workflow.workflow._names import RunKey, check_name, is_incarnation, is_name, path_part, run_folder
 from verl_workflow.workflow._records import is_time
 
 
@@ -58,7 +58,7 @@ def delete_run(store: Store, run_id: str, incarnation: str = "") -> None:
     Args:
         incarnation: do nothing if the id is not this one's any more; by default whichever has it is removed.
     """
-    if incarnation and not _bears(store, run_id, incarnation):
+    if incarnation and not bears(store, RunKey(run_id=run_id, incarnation=incarnation)):
         return
     # What comes later is not this run's.
     keys = [key for key in store.list(run_folder(run_id)) if key != definition_key(run_id)]
@@ -70,9 +70,10 @@ def delete_run(store: Store, run_id: str, incarnation: str = "") -> None:
     store.delete_all(keys, run_folder(run_id))
 
 
-def _bears(store: Store, run_id: str, incarnation: str) -> bool:
+def bears(store: Store, run: RunKey) -> bool:
+    """Whether the id is still this run's: it may have been deleted, and another one have it."""
     try:
-        return run_key(store, run_id).incarnation == incarnation
+        return run_key(store, run.run_id) == run
     except UserError:
         return False
 
@@ -87,7 +88,9 @@ def read_definition(store: Store, run_id: str) -> dict[str, Any]:
     check_run_id(run_id)
     stored = parse_definition(store, definition_key(run_id))
     if stored is None:
-        close = difflib.get_close_matches(run_id, store.folders("runs"), n=1)
+        # What is left of it may still have a folder.
+        others = [folder for folder in store.folders("runs") if folder != path_part(run_id)]
+        close = difflib.get_close_matches(run_id, others, n=1)
         raise UserError(
             ErrorCode.RUN_UNKNOWN,
             "there is no run of this id",

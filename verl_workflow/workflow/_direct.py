@@ -57,8 +57,12 @@ def _nodes_in(value: Any, is_node: Any) -> list[Any]:
 def _replaced(value: Any, refs: dict[int, Any], is_node: Any) -> Any:
     if is_node(value):
         return refs[id(value)]
+    if not _nodes_in(value, is_node):
+        return value
     if isinstance(value, dict):
         return {key: _replaced(part, refs, is_node) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_replaced(part, refs, is_node) for part in value)
-    return value
+    parts = [_replaced(part, refs, is_node) for part in value]
+    if isinstance(value, list):
+        return parts
+    # A named tuple takes its parts one by one.
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -245,6 +245,7 @@ class Driver:
             codec=step.codec,
             kept=self._kept(step),
             clocked=step.start_to_close_s is not None or step.heartbeat_s is not None,
+            heartbeat_s=step.heartbeat_s,
         )
         self._launches.append(Flying(step=step, call=call, held=held, cache_key=cache_key))
 
@@ -260,8 +261,7 @@ class Driver:
 
     def _take_earlier(self, step: Step, cache_key: str) -> bool:
         try:
-            earlier = read_earlier(self._store, cache_key)
-            if earlier is None:
+            if (earlier := read_earlier(self._store, cache_key)) is None:
                 return False
             if step.verify is not None:
                 step.verify(earlier.value)
@@ -351,8 +351,8 @@ class Driver:
 
     def _advance(self, ready: list[str], unused: list[str]) -> None:
         self._make_ready(ready)
-        for name in unused:
-            self._values.drop(name)
+        for name in filter(self._values.drop, unused):
+            self._schedule.drop(name)
 
     def _make_ready(self, names: Iterable[str]) -> None:
         self._ready.update(dict.fromkeys(names, 0.0))

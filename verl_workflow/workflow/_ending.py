@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.workflow import _session
 from verl_workflow.workflow._definition import delete_run
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowStillActiveError
@@ -30,8 +30,12 @@ def cancel(workflow_id: str) -> None:
         UserError(RUN_TERMINAL): it has succeeded or failed.
         TimeoutError: its driver has not stopped it within a minute.
     """
-    state = _session.existing(workflow_id)
-    store = _session.storage()
+    with _session.found(workflow_id):
+        _cancel(_session.existing(workflow_id))
+
+
+def _cancel(state: RunState) -> None:
+    workflow_id, store = state.run_id, _session.storage()
     deadline = time.monotonic() + 60.0
     if state.status is RunStatus.PENDING and state.host is not None:
         # Out of the queue first, or it would begin in between.
@@ -43,6 +47,9 @@ def cancel(workflow_id: str) -> None:
             return
     request_cancel(store, workflow_id)
     while (status := read_run(store, workflow_id, progress=False).status) not in TERMINAL_STATES:
+        if status is RunStatus.RESUMABLE:
+            # Its driver has died before it met the request.
+            request_cancel(store, workflow_id)
         _wait(workflow_id, deadline)
     # Its driver may have written the end before it met the request.
     refuse_ended(status, workflow_id)
@@ -100,9 +107,5 @@ def gc(workflow_id: str | None = None) -> Collected:
 
     if workflow_id is None:
         return collect_all(_session.storage())
-    try:
+    with _session.found(workflow_id):
         return collect(_session.storage(), workflow_id)
-    except UserError as error:
-        if error.code is not ErrorCode.RUN_UNKNOWN:
-            raise
-        raise WorkflowNotFoundError.of(workflow_id, _session.storage().uri) from error

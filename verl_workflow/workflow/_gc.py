@@ -12,8 +12,9 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._definition import check_run_id, key_of, read_definition
+from verl_workflow.workflow._definition import check_run_id, key_of, read_definition, run_exists
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, Folded
+from verl_workflow.workflow._host_life import host_keys
 from verl_workflow.workflow._journal import STALE_AFTER_S, Journal
 from verl_workflow.workflow._names import RunKey, is_incarnation, run_folder
 from verl_workflow.workflow._progress import progress_key, read_progress
@@ -30,7 +31,8 @@ class Collected:
 
     Attributes:
         runs: how many were looked at. entries: of journals. bytes: of all that was removed.
-        remains: files of deleted runs whose deletion was interrupted. unfinished: files whose writer died.
+        remains: files of deleted runs whose deletion was interrupted. unfinished: files whose writer died. hosts: signs
+            of life of hosts that have given none for long.
         damaged: ids of runs that were left alone, for their records cannot be read.
     """
 
@@ -43,6 +45,7 @@ class Collected:
     progress: int = 0
     remains: int = 0
     unfinished: int = 0
+    hosts: int = 0
     bytes: int = 0
     damaged: list[str] = field(default_factory=list)
 
@@ -58,6 +61,11 @@ def collect_all(store: Store, *, stale_after_s: float = STALE_AFTER_S) -> Collec
     """`collect` each run of a storage; one whose record is damaged keeps no other."""
     total = Collected()
     _sweep_remains(total, store, stale_after_s)
+    hosts = _Sweep(store)
+    hosts.remove(
+        "hosts", [key for key in host_keys(store) if time.time() - (store.modified(key) or 0.0) >= stale_after_s]
+    )
+    total.add(dataclasses.replace(hosts.done, runs=0))
     for run_id in [state.run_id for state in list_runs(store)]:
         try:
             total.add(collect(store, run_id, stale_after_s=stale_after_s))
@@ -65,7 +73,7 @@ def collect_all(store: Store, *, stale_after_s: float = STALE_AFTER_S) -> Collec
             if error.code not in {ErrorCode.JOURNAL_DAMAGED, ErrorCode.RUN_UNKNOWN}:
                 raise
             # Deleted meanwhile, or left for somebody to look at.
-            if error.code is ErrorCode.JOURNAL_DAMAGED:
+            if error.code is ErrorCode.JOURNAL_DAMAGED and run_exists(store, run_id):
                 _log.warning("run %s is left alone: %s", run_id, error)
                 total.add(Collected(runs=1, damaged=[run_id]))
     return total

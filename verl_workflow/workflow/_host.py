@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
@@ -23,17 +24,20 @@ from verl_workflow.workflow._driver import Driver
 from verl_workflow.workflow._fold import FINAL_STATES, TERMINAL_STATES, RunStatus
 from verl_workflow.workflow._host_life import HostLife
 from verl_workflow.workflow._launch import RayLauncher
+from verl_workflow.workflow._left_behind import left_behind
 from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._outputs import Delivered, is_elsewhere, output_to_deliver
 from verl_workflow.workflow._owner import is_rebuilt, this_process
+from verl_workflow.workflow._packages import Packages
 from verl_workflow.workflow._places import Order, Places, taken
 from verl_workflow.workflow._records import StepsReset
-from verl_workflow.workflow._state import list_runs, read_graph, read_run
-from verl_workflow.workflow._turn import Turn, clear_turn, end_turn, give_up, read_turn, record_turn, waiting_turn
+from verl_workflow.workflow._state import read_graph, read_run
+from verl_workflow.workflow._turn import Turn, clear_turn, end_turn, give_up, read_turn, record_turn
 
 _T = TypeVar("_T")
 _AGAIN_S = 1.0
 _LEAVING_S = 10.0
+_LAUNCHERS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +57,7 @@ class WorkflowHost:
         self._unread: set[str] = set()
         self._doubtful: set[asyncio.Future[None]] = set()
         self._launchers: dict[str, RayLauncher] = {}
+        self._packages = Packages(token)
         self._life = HostLife(store, token)
         self._life.start()
         self._recovered = asyncio.ensure_future(self._recover())
@@ -79,7 +84,7 @@ class WorkflowHost:
         definition: dict[str, Any],
         caller: Caller,
         seed: Sequence[dict[str, Any]] = (),
-    ) -> None:
+    ) -> str:
         """Record a new workflow and drive it, now or when its turn has come.
 
         Both are done here, lest one be recorded that nobody drives when the caller dies in between.
@@ -88,6 +93,9 @@ class WorkflowHost:
             run: the same when Ray makes this call again, as this process had died.
             caller: its job; steps of one job share no worker with another one's, whose modules may be older.
             seed: events to begin with.
+
+        Returns:
+            What `wait` and `output` know this wish by.
 
         Raises:
             RuntimeError: there is one of this id. queue.Full: too many are waiting; nothing was written.
@@ -99,49 +107,61 @@ class WorkflowHost:
             # Made again by Ray, it was this very call that took the place.
             begun = await asyncio.to_thread(self._has_begun, run)
             if begun and run.run_id in self._places:
-                return
-        self._places.take(run.run_id, over=begun)
+                return self._places.mark(run.run_id)
+        mark = self._places.take(run.run_id, over=begun)
         order = Order(run=run, caller=caller)
         with self._given_back(order):
             if await asyncio.to_thread(self._record, order, definition, seed):
                 self._place(order)
             else:
                 self._leave(run.run_id)
+        return mark
 
-    async def submit(self, run_id: str, caller: Caller, reset: StepsReset | None = None) -> None:
-        """Drive a recorded workflow, now or when its turn has come.
+    async def submit(self, run_id: str, epoch: int, caller: Caller, reset: StepsReset | None = None) -> str:
+        """Drive a recorded workflow, now or when its turn has come; returns as `begin`.
+
+        Args:
+            epoch: of the workflow when it was looked at.
 
         Raises:
-            RuntimeError: it is driven here already. queue.Full: too many are waiting.
+            RuntimeError: it is driven here already, or has been since then. queue.Full: too many are waiting.
         """
         await self._has_recovered(run_id)
         if run_id in self._taken_up and run_id in self._places:
             # Ray makes the calls again that died with the process before; what this one asked for is under way.
             self._taken_up.discard(run_id)
-            return
+            return self._places.mark(run_id)
         await self._forget_stale(run_id)
         await self._has_left(run_id)
-        self._places.take(run_id)
+        mark = self._places.take(run_id)
         with self._given_back(run_id):
             state = await asyncio.to_thread(read_run, self._store, run_id, progress=False)
+            if state.epoch != epoch:
+                # What is to be reset was found out before that.
+                raise taken(run_id)
         # Said before it begins, so that nobody takes the workflow for one that has failed and is left so.
-        turn = Turn(host=self._token, epoch=state.epoch, reset=reset)
+        turn = Turn(host=self._token, epoch=epoch, reset=reset, runtime_env=caller.runtime_env)
         order = Order(run=state.key, caller=caller, turn=turn)
         with self._given_back(order):
             await asyncio.to_thread(record_turn, self._store, order.run, turn)
             self._place(order)
+        return mark
 
-    async def wait(self, run_id: str) -> BaseException | None:
-        """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended."""
+    async def wait(self, run_id: str, mark: str = "") -> BaseException | None:
+        """Wait until a workflow is not driven here any more; gives what stopped its driver, None when it has ended.
+
+        Args:
+            mark: of the wish whose end is asked for.
+        """
         await self._has_recovered(run_id)
-        future = self._places.end(run_id)
+        future = self._places.end(run_id, mark)
         return None if future is None else await asyncio.shield(future)
 
-    async def output(self, run: RunKey, task_id: str | None) -> Delivered:
+    async def output(self, run: RunKey, task_id: str | None, mark: str = "") -> Delivered:
         """The output of a workflow, driven here or elsewhere, once it is there. Raises as `get_output`."""
         await self._has_recovered(run.run_id)
         here = run.run_id in self._places
-        stopped = await self.wait(run.run_id) if task_id is None else None
+        stopped = await self.wait(run.run_id, mark) if task_id is None else None
         if stopped is not None and not is_elsewhere(stopped):
             raise stopped
         return await output_to_deliver(self._store, run, task_id, here=here)
@@ -173,6 +193,7 @@ class WorkflowHost:
                 incarnation=run.incarnation,
                 host=self._token,
                 seed=list(seed),
+                runtime_env=dict(order.caller.runtime_env),
             )
         except UserError as error:
             if error.code is not ErrorCode.RUN_EXISTS:
@@ -227,10 +248,14 @@ class WorkflowHost:
     def _start(self, order: Order) -> None:
         loop = asyncio.get_running_loop()
 
+        def tell(stopped: BaseException) -> None:
+            loop.call_soon_threadsafe(self._places.tell, order.run_id, stopped)
+
         def drive() -> None:
             stopped: BaseException | None = None
             try:
-                self._drive(order)
+                with self._packages.kept(order.caller):
+                    self._drive(order, tell)
             except BaseException as error:  # noqa: BLE001 - it is told to whoever waits
                 _log.warning("workflow %s stopped: %s", order.run_id, error)
                 stopped = error
@@ -238,7 +263,7 @@ class WorkflowHost:
 
         threading.Thread(target=drive, name=f"driver of {order.run_id}", daemon=True).start()
 
-    def _drive(self, order: Order) -> None:
+    def _drive(self, order: Order, tell: Callable[[BaseException], None]) -> None:
         present = self._patiently(order, lambda: self._is_present(order))
         if not present:
             return
@@ -247,7 +272,11 @@ class WorkflowHost:
         except Exception as error:
             # It does not wait for its turn any more, even if it was never claimed.
             leave = end_turn if is_elsewhere(error) else give_up
-            self._patiently(order, lambda: leave(self._store, order.run, self._token))
+            try:
+                # Whoever waits is told before a storage that is away has come back.
+                self._patiently(order, lambda: leave(self._store, order.run, self._token), partial(tell, error))
+            except VerlWorkflowError as problem:
+                _log.warning("workflow %s is not given up: %s", order.run_id, problem)
             raise
         if order.turn is not None:
             self._patiently(order, lambda: end_turn(self._store, order.run, self._token))
@@ -260,7 +289,7 @@ class WorkflowHost:
         launcher = self._launcher(order.caller, apart=reset is not None)
         return Driver(self._store, order.run_id, graph, launcher, owner=owner, run=order.run, reset=reset)
 
-    def _patiently(self, order: Order, act: Callable[[], _T]) -> _T:
+    def _patiently(self, order: Order, act: Callable[[], _T], meanwhile: Callable[[], None] | None = None) -> _T:
         """Do it, and again while the storage is away: given up, it would seem to wait as long as this host lives."""
         while True:
             try:
@@ -268,16 +297,20 @@ class WorkflowHost:
             except VerlWorkflowError as error:
                 if not error.retryable:
                     raise
-                _log.warning("workflow %s cannot be driven yet: %s", order.run_id, error)
+                _log.warning("workflow %s has to wait for its storage: %s", order.run_id, error)
+                if meanwhile is not None:
+                    meanwhile()
                 time.sleep(_AGAIN_S)
 
     def _launcher(self, caller: Caller, *, apart: bool) -> RayLauncher:
         if apart:
             # The job's own workers may have loaded the code that has changed.
             return RayLauncher(job=f"{caller.job}-{secrets.token_hex(4)}", runtime_env=caller.runtime_env)
-        known = self._launchers.get(caller.job)
+        known = self._launchers.get(caller.key)
         if known is None:
-            known = self._launchers[caller.job] = RayLauncher(job=caller.job, runtime_env=caller.runtime_env)
+            known = RayLauncher(job=caller.job, runtime_env=caller.runtime_env)
+            # Whoever uses the oldest one keeps it.
+            self._launchers = dict([*self._launchers.items(), (caller.key, known)][-_LAUNCHERS:])
         return known
 
     def _is_present(self, order: Order) -> bool:
@@ -326,6 +359,7 @@ class WorkflowHost:
 
         if not is_rebuilt():
             return
+        await asyncio.to_thread(self._packages.end_left_ones)
         while True:
             try:
                 await self._take_up(await asyncio.to_thread(self._store.folders, "runs"))
@@ -344,7 +378,7 @@ class WorkflowHost:
     async def _take_up(self, folders: Collection[str]) -> None:
         """Take up what was left behind in these folders; those that the storage does not give now are `_unread`."""
         unread: set[str] = set()
-        for order in await asyncio.to_thread(self._left_behind, folders, unread):
+        for order in await asyncio.to_thread(left_behind, self._store, self._token, folders, unread):
             if order.run_id not in self._places:
                 self._places.take(order.run_id, over=True)
                 self._place(order)
@@ -352,19 +386,3 @@ class WorkflowHost:
         if unread - self._unread:
             _log.warning("the storage does not give all that was left behind: %s", sorted(unread))
         self._unread = unread
-
-    def _left_behind(self, folders: Collection[str], unread: set[str]) -> list[Order]:
-        found: list[tuple[bool, float, Order]] = []
-        for state in list_runs(self._store, among=folders, unread=unread):
-            waiting = state.status is RunStatus.PENDING and state.host == self._token
-            mine = state.owner is not None and state.owner.get("driver") == self._token
-            if waiting or (mine and state.status in {RunStatus.RUNNING, RunStatus.RESUMABLE}):
-                try:
-                    turn = waiting_turn(self._store, state.key, state.epoch)
-                except VerlWorkflowError:
-                    unread.add(path_part(state.run_id))
-                    continue
-                # Its job may be over: whatever its workers have loaded is not trusted.
-                order = Order(run=state.key, caller=Caller(job=self._token), turn=turn)
-                found.append((waiting, state.created_at or time.time(), order))
-        return [order for _, _, order in sorted(found, key=lambda each: each[:2])]

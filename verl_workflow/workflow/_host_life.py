@@ -59,5 +59,10 @@ def is_alive(store: Store, token: object) -> bool:
     return time.time() - found["time"] < LEASE_S and not is_dead(found["owner"])
 
 
+def host_keys(store: Store) -> list[str]:
+    """Where hosts give their signs of life, those that have ended too."""
+    return store.list("hosts")
+
+
 def _key(token: str) -> str:
     return f"hosts/{token}.json"

@@ -36,8 +36,9 @@ class KnownValues:
     def is_held(self, name: str) -> bool:
         return name in self._held
 
-    def drop(self, name: str) -> None:
-        self._held.pop(name, None)
+    def drop(self, name: str) -> bool:
+        """Let go of a value that is not written down; False when it is none."""
+        return self._held.pop(name, None) is not None
 
     def stored(self, value: Value, key: str) -> Value:
         """The value as a commit names it: one that is for people to read, or large, goes into a file first."""

@@ -21,7 +21,7 @@ from verl_workflow.workflow._attempt import (
 )
 from verl_workflow.workflow._launch_failures import ray_failure, resolve, stopped, unaskable, unreadable, unsendable
 from verl_workflow.workflow._plan import Step
-from verl_workflow.workflow._waiting import WaitingLoop, WaitingProcess, fetched, with_held
+from verl_workflow.workflow._waiting import WaitingProcess, fetched, waiting_loop, with_held
 
 _JOB = "VERL_WORKFLOW_JOB"
 
@@ -46,7 +46,7 @@ class InlineLauncher:
     """Each attempt in a thread of this process. A cancelled one is let go: its thread runs on, unheeded."""
 
     def __init__(self) -> None:
-        self._loop = WaitingLoop()
+        self._loop = waiting_loop()
 
     def start(self, step: Step, call: Call, held: tuple[Any, ...] = ()) -> Future[Outcome]:
         if step.hosted:
@@ -84,7 +84,7 @@ class RayLauncher:
         self._execute = remote(execute_packed)
         self._execute_apart = remote(execute_apart)
         self._refs: dict[Future[Outcome], Any] = {}
-        self._loop = WaitingLoop()
+        self._loop = waiting_loop()
         self._apart = WaitingProcess(self._environment)
 
     def start(self, step: Step, call: Call, held: tuple[Any, ...] = ()) -> Future[Outcome]:

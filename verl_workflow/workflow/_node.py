@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.storage import Store
-from verl_workflow.workflow._attempt import Continued
+from verl_workflow.workflow._attempt import Continued, own_errors
 from verl_workflow.workflow._functions import loaded
 from verl_workflow.workflow._graph import Direct, Given, Graph, Node, graph_of
 from verl_workflow.workflow._pickling import Kept, loads
@@ -64,7 +64,9 @@ class NodeCall:
         if self.node.options.hosted:
             return self._hosted(context)
         with self._prepared(context) as (function, args, kwargs):
-            return self._result(function(*args, **kwargs), context)
+            with own_errors():
+                result = function(*args, **kwargs)
+            return self._result(result, context)
 
     def may_retry(self, error: BaseException) -> bool:
         """Whether the step's policy takes this class of errors for one that may pass."""
@@ -72,8 +74,10 @@ class NodeCall:
 
     async def _hosted(self, context: StepContext) -> Any:
         with self._prepared(context) as (function, args, kwargs):
-            waiting: Awaitable[Any] = function(*args, **kwargs)
-            return self._result(await waiting, context)
+            with own_errors():
+                waiting: Awaitable[Any] = function(*args, **kwargs)
+                result = await waiting
+            return self._result(result, context)
 
     @contextlib.contextmanager
     def _prepared(self, context: StepContext) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any]]]:

@@ -71,7 +71,10 @@ class StepOptions:
 
     def at_rest(self) -> StepOptions:
         """Without the user's own classes."""
-        policy = dataclasses.replace(self.policy, on=None, never=())
+        said = self.policy
+        # Built anew: its class may be the user's own.
+        plain = {each.name: getattr(said, each.name) for each in dataclasses.fields(RetryPolicy)}
+        policy = RetryPolicy(**{**plain, "on": None, "never": ()})
         return dataclasses.replace(self, retry=policy, retry_exceptions=bool(self.retry_exceptions))
 
 
@@ -90,7 +93,8 @@ class options:
         retry: a `RetryPolicy`; default: Ray's ``max_retries`` (3) for lost processes, and for errors too when
             ``retry_exceptions`` is True or a list that has their class; without pauses.
         timeout_s: for one attempt, from when it begins to run, in seconds.
-        heartbeat_timeout_s: between two calls of ``workflow.current().heartbeat()``, in seconds.
+        heartbeat_timeout_s: between two calls of ``workflow.current().heartbeat()``, in seconds; call it at least
+            twice in that time, for what is written and read each quarter of it may come that much later.
 
     Raises:
         ValueError: an option is not known, or metadata is no dict of JSON.

@@ -53,6 +53,10 @@ class RetryPolicy:
             # The journal's JSON knows no others.
             if not is_number(getattr(self, name)):
                 raise ValueError(f"RetryPolicy.{name} has to be a finite number, not {getattr(self, name)!r}.")
+        for name in ("attempts", "crashes"):
+            number = getattr(self, name)
+            if not (isinstance(number, int) or (name == "crashes" and number is None)):
+                raise ValueError(f"RetryPolicy.{name} has to be a whole number, not {number!r}.")
         if self.attempts < 1 or self.factor < 1 or self.backoff_s < 0 or self.longest_s < 0:
             raise ValueError(
                 f"RetryPolicy takes one attempt or more, a factor of 1 or more, and no negative time: {self}."

@@ -39,3 +39,8 @@ def read_progress(store: Store, run: RunKey, step: str) -> Progress | None:
     before = found.get("before")
     facts = found["facts"] or (before if isinstance(before, dict) else {})
     return Progress(attempt=attempt, time=float(at), facts=facts)
+
+
+def beats_each(limit_s: float | None, usual_s: float) -> float:
+    """How far apart two signs of life, or two looks for one, may be where none is to be missed for `limit_s`."""
+    return usual_s if limit_s is None else min(usual_s, limit_s / 4)

@@ -48,6 +48,10 @@ class Schedule:
         """The value of a step is there."""
         self._have.add(name)
 
+    def drop(self, name: str) -> None:
+        """The value of a step is there no more: nobody was going to use it."""
+        self._have.discard(name)
+
     def continues(self, name: str, others: list[str]) -> None:
         """As read from a journal: a step has continued to others."""
         self._last[name] = others[-1]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from verl_workflow.errors import ErrorCode
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._client import Client, default_storage, python_path
-from verl_workflow.workflow._definition import run_exists, run_key
+from verl_workflow.workflow._definition import bears, run_exists, run_key
 from verl_workflow.workflow._exceptions import WorkflowNotFoundError, WorkflowNotResumableError
 from verl_workflow.workflow._fold import RunStatus
 from verl_workflow.workflow._graph import Names, graph_of
@@ -24,6 +26,16 @@ from verl_workflow.workflow._turn import clear_turn
 
 _PRESENT: Client | None = None
 _UNSETTLED: dict[str, Client] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A workflow that the host was asked to drive. Attributes: mark: by which it knows this wish; empty when it has
+    ended already.
+    """
+
+    run: RunKey
+    mark: str = ""
 
 
 def use(found: Client) -> None:
@@ -46,7 +58,7 @@ def client() -> Client:
 
 def begin_workflow(
     dag: Any, args: tuple[Any, ...], kwargs: dict[str, Any], workflow_id: str | None, metadata: dict[str, Any] | None
-) -> RunKey:
+) -> Asked:
     """Record a workflow and hand it to the host, or resume it."""
     from verl_workflow.workflow._dag import DagView, is_node
 
@@ -63,28 +75,27 @@ def begin_workflow(
     saved = save_graph(graph, store, key.folder)
     root = Names().give(saved.names)[-1]
     record = {"graph": saved.graph_key, "sha256": saved.sha256, "root": root, "metadata": metadata}
-    _begin(key, {"workflow": record})
-    return key
+    return _begin(key, {"workflow": record})
 
 
-def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> RunKey:
+def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> Asked:
     """Record a fork and hand it to the host."""
     from verl_workflow.workflow._fork import check_fork, copy_workflow
 
     state = existing(workflow_id)
     fork_id = new_id() if fork_id is None else fork_id
     store = storage()
-    check_fork(store, state, from_step, fork_id)
-    key = RunKey.new(fork_id)
-    forked = copy_workflow(store, state, from_step, key)
-    _begin(key, forked.definition, forked.seed)
-    return key
+    with found(workflow_id, state.key):
+        check_fork(store, state, from_step, fork_id)
+        key = RunKey.new(fork_id)
+        forked = copy_workflow(store, state, from_step, key)
+    return _begin(key, forked.definition, forked.seed)
 
 
-def _begin(key: RunKey, definition: dict[str, Any], seed: Sequence[dict[str, Any]] = ()) -> None:
+def _begin(key: RunKey, definition: dict[str, Any], seed: Sequence[dict[str, Any]] = ()) -> Asked:
     """Have a workflow recorded and driven; what was written for one that is refused is removed."""
     try:
-        ask("begin", key, definition, client().caller(), seed)
+        return Asked(run=key, mark=ask("begin", key, definition, client().caller(), seed))
     except (queue.Full, RuntimeError):
         if not run_exists(storage(), key.run_id) or run_key(storage(), key.run_id) != key:
             storage().delete_all(storage().list(key.folder), key.folder)
@@ -95,13 +106,13 @@ def new_id() -> str:
     return f"{uuid.uuid4()}.{time.time():.9f}"
 
 
-def take_up(workflow_id: str, on_code_change: str) -> RunKey:
+def take_up(workflow_id: str, on_code_change: str) -> Asked:
     if on_code_change not in ("accept", "rerun", "fail"):
         raise ValueError(f"on_code_change has to be accept, rerun or fail, not {on_code_change!r}.")
     return go_on(existing(workflow_id), on_code_change)
 
 
-def go_on(state: RunState, on_code_change: str) -> RunKey:
+def go_on(state: RunState, on_code_change: str) -> Asked:
     workflow_id = state.run_id
     if not is_workflow(state):
         raise WorkflowNotResumableError.of(workflow_id, "it is a run of a pipeline (see `verl-workflow resume`)")
@@ -109,19 +120,36 @@ def go_on(state: RunState, on_code_change: str) -> RunKey:
         raise RuntimeError(f"Workflow '{workflow_id}' is already running or pending.")
     if state.status is RunStatus.CANCELLED:
         raise WorkflowNotResumableError.of(workflow_id, "it was cancelled")
-    if state.status is not RunStatus.SUCCEEDED:
-        from verl_workflow.workflow._guard import changed_steps
+    if state.status is RunStatus.SUCCEEDED:
+        return Asked(run=state.key)
+    from verl_workflow.workflow._guard import changed_steps
 
-        reset = changed_steps(state, storage(), on_code_change)
-        ask("submit", workflow_id, client().caller(), reset)
-    return state.key
+    reset = changed_steps(state, storage(), on_code_change)
+    return Asked(run=state.key, mark=ask("submit", workflow_id, state.epoch, client().caller(), reset))
 
 
 def existing(workflow_id: str) -> RunState:
     workflow_id = check_name(workflow_id, "workflow_id", ErrorCode.RUN_ID_INVALID)
-    if not run_exists(storage(), workflow_id):
-        raise WorkflowNotFoundError.of(workflow_id, storage().uri)
-    return read_run(storage(), workflow_id, progress=False)
+    with found(workflow_id):
+        return read_run(storage(), workflow_id, progress=False)
+
+
+@contextlib.contextmanager
+def found(workflow_id: str, run: RunKey | None = None) -> Iterator[None]:
+    """Raise WorkflowNotFoundError when there is no such workflow inside, or not this one any more.
+
+    Args:
+        run: what is looked at: of one that is just being deleted, files are missing.
+    """
+    try:
+        yield
+    except VerlWorkflowError as error:
+        gone = error.code is ErrorCode.RUN_UNKNOWN
+        if error.code is ErrorCode.JOURNAL_DAMAGED:
+            gone = not (run_exists(storage(), workflow_id) if run is None else bears(storage(), run))
+        if not gone:
+            raise
+        raise WorkflowNotFoundError.of(workflow_id, storage().uri) from error
 
 
 def is_workflow(state: RunState) -> bool:
@@ -152,22 +180,26 @@ def withdraw(workflow_id: str) -> bool:
     """
     import ray
 
-    run = run_key(storage(), workflow_id)
+    with found(workflow_id):
+        run = run_key(storage(), workflow_id)
     if ray.is_initialized() and not ask("withdraw", workflow_id):
         return False
     clear_turn(storage(), run)
     return True
 
 
-def deliver(run: RunKey) -> Any:
+def deliver(asked: Asked) -> Any:
     # What has ended before needs no cluster.
-    stopped = ask("wait", run.run_id) if client().is_met else None
+    stopped = ask("wait", asked.run.run_id, asked.mark) if asked.mark else None
     # What somebody else has ended, or drives, is told by the storage.
     if stopped is not None and not is_elsewhere(stopped):
         raise stopped
-    return await_output(storage(), run, None)
+    return await_output(storage(), asked.run, None)
 
 
-def output_ref(run: RunKey, task_id: str | None) -> Any:
+def output_ref(asked: Asked, task_id: str | None = None) -> Any:
     """A reference to what `get_output` gives; the host waits for it, and holds no worker for that."""
-    return client().host().output.remote(run, task_id)
+    if not asked.mark:
+        # One that was ended for good is found out before the reference is given.
+        ask("hello", None, None)
+    return client().host().output.remote(asked.run, task_id, asked.mark)

@@ -13,7 +13,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._definition import foreign, key_of, parse_definition, read_definition
+from verl_workflow.workflow._definition import bears, foreign, key_of, parse_definition, read_definition
 from verl_workflow.workflow._fold import TERMINAL_STATES, Attempt, Folded, FoldedStep, RunStatus, StepStatus
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
@@ -118,7 +118,14 @@ def read_run(store: Store, run_id: str, *, progress: bool = True) -> RunState:
         UserError: RUN_ID_INVALID or RUN_UNKNOWN.
         VerlWorkflowError(JOURNAL_DAMAGED): names the file that is not as it was written.
     """
-    return _read(store, read_definition(store, run_id), with_progress=progress)
+    while True:
+        stored = read_definition(store, run_id)
+        try:
+            return _read(store, stored, with_progress=progress)
+        except VerlWorkflowError as error:
+            # Files are missing too when it is deleted while it is read; another one may have the id then.
+            if error.code is not ErrorCode.JOURNAL_DAMAGED or bears(store, key_of(stored)):
+                raise
 
 
 def list_runs(store: Store, *, among: Collection[str] | None = None, unread: set[str] | None = None) -> list[RunState]:
@@ -163,6 +170,9 @@ def _listed(store: Store, folder: str) -> RunState | None:
     except VerlWorkflowError as error:
         if error.code is not ErrorCode.JOURNAL_DAMAGED:
             raise
+        if store.get(f"runs/{folder}/definition.json") is None:
+            # Deleted while it was read.
+            return None
         return RunState(run_id=run_id, status=RunStatus.DAMAGED, error=error.to_json())
 
 
@@ -223,11 +233,10 @@ def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> Ru
     host = stored.get("host")
     if status is RunStatus.PENDING and is_given_up(store, key):
         status = RunStatus.RESUMABLE
-    if (
-        status in {RunStatus.RESUMABLE, RunStatus.FAILED}
-        and (turn := waiting_turn(store, key, folded.epoch)) is not None
-    ):
-        status, host = RunStatus.PENDING, turn.host
+    if status in {RunStatus.PENDING, RunStatus.RESUMABLE, RunStatus.FAILED}:
+        turn = waiting_turn(store, key, folded.epoch)
+        if turn is not None:
+            status, host = RunStatus.PENDING, turn.host
     return RunState(
         run_id=key.run_id,
         incarnation=key.incarnation,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
@@ -17,19 +19,22 @@ _NOBODY = ""
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """Attributes:
-    host: token of the one that will drive the run. reset: what is written with its claim.
+    host: token of the one that will drive the run. reset: what is written with its claim. runtime_env: of the job
+    whose wish it is.
     epoch: of the run when it was taken up: once it is claimed, this says nothing any more.
     """
 
     host: str
     epoch: int
     reset: StepsReset | None = None
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
 
 def record_turn(store: Store, run: RunKey, turn: Turn) -> None:
     """Say that a run is taken up; it is PENDING until it is claimed."""
     reset = None if turn.reset is None else vars(turn.reset)
-    store.put(_key(run), json.dumps({"host": turn.host, "epoch": turn.epoch, "reset": reset}).encode())
+    stored = {"host": turn.host, "epoch": turn.epoch, "reset": reset, "runtime_env": dict(turn.runtime_env)}
+    store.put(_key(run), json.dumps(stored).encode())
 
 
 def clear_turn(store: Store, run: RunKey) -> None:
@@ -73,7 +78,13 @@ def read_turn(store: Store, run: RunKey) -> Turn | None:
         made = StepsReset(**reset) if isinstance(reset, dict) else None
     except TypeError:
         return None
-    return Turn(host=found["host"], epoch=found["epoch"], reset=made)
+    environment = found.get("runtime_env")
+    return Turn(
+        host=found["host"],
+        epoch=found["epoch"],
+        reset=made,
+        runtime_env=environment if isinstance(environment, dict) else {},
+    )
 
 
 def waiting_turn(store: Store, run: RunKey, epoch: int) -> Turn | None:

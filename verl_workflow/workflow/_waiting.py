@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -16,6 +17,8 @@ from verl_workflow.workflow._names import RunKey
 
 # Its start takes a second or two, so that it stays for the next of a chain.
 _LINGER_S = 60.0
+# Ray cancels by an exception, which a bare `except:` swallows.
+_GRACE_S = 5.0
 # Which process: at first all are together; the eight that they are spread over when it dies; the eight of one of these.
 _Group = tuple[int, ...]
 _TOGETHER: _Group = ()
@@ -59,11 +62,18 @@ class WaitingLoop:
             return self._running
 
 
+@functools.cache
+def waiting_loop() -> WaitingLoop:
+    """The one of this process: its thread never ends."""
+    return WaitingLoop()
+
+
 class WaitingProcess:
     """An actor with an event loop, started when the first attempt needs it and ended a minute after the last.
 
     If it dies, by an attempt that ends its process, all others die with it. Those that were in it go on in several, and
-    so on if one of these dies: whoever waits beside a bad one loses few attempts by it, however many they are.
+    so on if one of these dies: whoever waits beside a bad one loses few attempts by it, however many they are. One that
+    does not stop when it is cancelled is a bad one too: its process is ended.
 
     Args:
         environment: the runtime_env of the job whose code it runs.
@@ -73,7 +83,7 @@ class WaitingProcess:
         self._environment = dict(environment)
         self._lock = threading.Lock()
         self._actors: dict[_Group, Any] = {}
-        self._refs: dict[Future[Outcome], Any] = {}
+        self._refs: dict[Future[Outcome], tuple[Any, Any]] = {}
         self._waiting: collections.Counter[_Group] = collections.Counter()
         # Those that have lost an attempt with their process, and how many of each group have.
         self._groups: dict[tuple[RunKey, str], _Group] = {}
@@ -92,16 +102,28 @@ class WaitingProcess:
             if actor is None:
                 actor = self._actors[group] = self._started()
             self._waiting[group] += 1
-            ref = self._refs[future] = actor.execute.remote(call, *held)
+            ref = actor.execute.remote(call, *held)
+            self._refs[future] = ref, actor
         ref.future().add_done_callback(lambda done: self._ended(future, done, step, group, actor))
         return future
 
     def cancel(self, future: Future[Outcome]) -> None:
         import ray
 
-        ref = self._refs.get(future)
+        ref, _ = self._refs.get(future, (None, None))
         if ref is not None and not future.done():
             ray.cancel(ref)
+            timer = threading.Timer(_GRACE_S, self._end_unheeding, [future])
+            timer.daemon = True
+            timer.start()
+
+    def _end_unheeding(self, future: Future[Outcome]) -> None:
+        import ray
+
+        with self._lock:
+            _, actor = self._refs.get(future, (None, None))
+        if actor is not None and ray.is_initialized():
+            ray.kill(actor)
 
     def _started(self) -> Any:
         import ray

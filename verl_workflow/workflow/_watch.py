@@ -13,7 +13,7 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Outcome
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._plan import Step
-from verl_workflow.workflow._progress import read_progress
+from verl_workflow.workflow._progress import beats_each, read_progress
 
 # How often an attempt is asked whether it has begun, and for its sign of life.
 _LOOK_S = 0.5
@@ -46,7 +46,7 @@ class Deadlines:
         if step.timeout_s is None and not looks:
             return
         end = math.inf if step.timeout_s is None else now + step.timeout_s
-        look = now + _LOOK_S if looks else math.inf
+        look = now + beats_each(step.heartbeat_s, _LOOK_S) if looks else math.inf
         self._watched[future] = _Watched(step=step, attempt=attempt, end=end, look=look)
 
     def forget(self, future: Future[Outcome]) -> None:
@@ -81,7 +81,7 @@ class Deadlines:
         return None
 
     def _look(self, watched: _Watched, now: float) -> None:
-        watched.look = now + _LOOK_S
+        watched.look = now + beats_each(watched.step.heartbeat_s, _LOOK_S)
         found = read_progress(self._store, self._run, watched.step.name)
         if found is None or found.attempt != watched.attempt:
             return
