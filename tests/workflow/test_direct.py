@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import ray
@@ -58,3 +59,21 @@ def test_a_continuation_has_no_input_and_says_so(named: bool) -> None:
         workflow.run(goes_on_without_input.bind(named))
     assert isinstance(failed.value.__cause__, TypeError)
     assert "This graph has no input" in str(failed.value.__cause__)
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@ray.remote
+def kind_and_value(thing: Any) -> tuple[str, Any]:
+    return type(thing).__name__, thing
+
+
+def test_arguments_of_classes_like_tuple_and_dict_arrive_as_they_are() -> None:
+    assert workflow.continuation(kind_and_value.bind(Point(1, 2))) == ("Point", Point(1, 2))
+    found = workflow.continuation(kind_and_value.bind(collections.defaultdict(list, a=[1])))
+    assert found == ("defaultdict", {"a": [1]})
+    kind, point = workflow.continuation(kind_and_value.bind(Point(add.bind(1, 2), 4)))
+    assert (kind, ray.get(point.x), point.y) == ("Point", 3, 4)

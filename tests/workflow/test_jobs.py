@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _flows import kill_driver, until
+
+from verl_workflow import workflow
 
 SCRIPT = """
 import sys
@@ -17,9 +21,15 @@ from verl_workflow import workflow
 import task
 
 address, storage, workflow_id = sys.argv[1:]
-ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": {"OF_JOB": workflow_id}})
+environment = {} if workflow_id == "plain" else {"env_vars": {"OF_JOB": workflow_id}}
+ray.init(address=address, log_to_driver=False, runtime_env=environment)
 workflow.init(storage=storage)
-flow = workflow.wait_for_event(task.Listener) if hasattr(task, "Listener") else ray.remote(task.answer).bind()
+if hasattr(task, "Listener"):
+    flow = workflow.wait_for_event(task.Listener)
+elif hasattr(task, "flow"):
+    flow = task.flow()
+else:
+    flow = ray.remote(task.answer).bind()
 print(workflow.run(flow, workflow_id=workflow_id))
 """
 
@@ -64,6 +74,52 @@ def test_steps_run_in_the_runtime_environment_of_their_own_job(script: Any, tmp_
     source = "import os\n\ndef answer(): return os.environ['OF_JOB']"
     assert script(tmp_path / "a", source, "one") == "one"
     assert script(tmp_path / "a", source, "two") == "two"
+
+
+def test_the_environment_of_the_job_that_started_the_host_is_no_other_jobs(script: Any, tmp_path: Path) -> None:
+    source = "import os\n\ndef answer(): return os.environ.get('OF_JOB')"
+    assert script(tmp_path / "a", source, "one") == "one"
+    assert script(tmp_path / "a", source, "plain") == "None"
+
+
+IN_TWO_STEPS = """
+import os
+import ray
+from verl_workflow import workflow
+
+@ray.remote
+def before():
+    return os.environ.get("OF_JOB")
+
+@ray.remote
+def after(first, event):
+    return first, os.environ.get("OF_JOB")
+
+def flow():
+    first = before.options(**workflow.options(task_id="before")).bind()
+    return after.bind(first, workflow.wait_for_event(workflow.StorageListener, "go"))
+"""
+
+
+@pytest.mark.fault
+def test_a_workflow_goes_on_in_the_environment_of_its_job_when_the_host_is_rebuilt(script: Any, tmp_path: Path) -> None:
+    assert script(tmp_path / "a", "def answer(): return 1", "one") == "1"
+    printed: list[str] = []
+    other = threading.Thread(target=lambda: printed.append(script(tmp_path / "b", IN_TWO_STEPS, "two")))
+    other.start()
+    workflow.init(storage=str(tmp_path / "storage"))
+    until(lambda: [name for name, _ in workflow.list_all() if name == "two"], "second workflow")
+    assert workflow.get_output("two", task_id="before") == "two"
+    first = kill_driver("two")
+
+    def rebuilt() -> bool:
+        owner = workflow.read_run(workflow._session.storage(), "two").owner
+        return owner is not None and owner["pid"] != first
+
+    until(rebuilt, "rebuilt host")
+    workflow.send_event("two", "go", 1)
+    other.join(120)
+    assert printed == ["('two', 'two')"]
 
 
 LISTENER = """

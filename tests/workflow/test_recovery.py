@@ -146,8 +146,9 @@ def test_a_driver_that_is_refused_leaves_no_turn_behind(tmp_path: Path, marks: P
     until(lambda: workflow.get_status("w") is workflow.RUNNING, "another driver")
     beat = Heartbeat(kept, run, epoch=other.epoch, owner={"pid": 1, "host": "elsewhere"}, interval_s=0.2)
     with beat:
-        _session.ask("submit", "w", _session.client().caller(), None)
-        stopped = _session.ask("wait", "w")
+        # As if it had been looked at before the other one came.
+        mark = _session.ask("submit", "w", workflow.read_run(kept, "w").epoch, _session.client().caller(), None)
+        stopped = _session.ask("wait", "w", mark)
         assert stopped.code is ErrorCode.RUN_OWNED
         other.append(RunFailed(error={"what": "failed elsewhere"}))
     assert workflow.get_status("w") is workflow.FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from _pieces import executions
 
 from verl_workflow import workflow
 from verl_workflow.storage import Store
-from verl_workflow.workflow import Driver, EventListener, RayLauncher, RunStatus
+from verl_workflow.workflow import Driver, EventListener, InlineLauncher, RayLauncher, RunStatus
 from verl_workflow.workflow._events import get_message, message_committed
 from verl_workflow.workflow._graph import Graph
 
@@ -127,3 +128,42 @@ def test_a_listener_that_ends_its_process_fails_alone(marks: Path) -> None:
     lost = sorted(len(executions(marks, name)) - 1 for name in names)
     assert lost[0] == 1
     assert lost[-1] <= 3
+
+
+class Stubborn(EventListener):
+    async def poll_for_event(self, folder: str) -> None:
+        mark(folder, "stubborn")
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except BaseException:  # noqa: BLE001 - what a user's bare `except:` does
+                continue
+
+
+@pytest.mark.usefixtures("flows")
+def test_a_listener_that_does_not_stop_keeps_no_workflow_from_being_cancelled(marks: Path) -> None:
+    beside = workflow.run_async(workflow.wait_for_event(UntilGo, str(marks), "beside"), workflow_id="beside")
+    workflow.run_async(workflow.wait_for_event(Stubborn, str(marks)), workflow_id="bad")
+    until(lambda: executions(marks, "stubborn") and executions(marks, "beside"), "waiting listeners")
+    workflow.cancel("bad")
+    assert workflow.get_status("bad") is workflow.CANCELED
+    (marks / "go").touch()
+    assert ray.get(beside, timeout=60) == "beside"
+
+
+class CancelsItsOwn(EventListener):
+    async def poll_for_event(self) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(10))
+        inner.cancel()
+        await inner
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a task of Python 3.10 does not know whether it is cancelled")
+@pytest.mark.usefixtures("flows")
+def test_a_listener_that_lets_a_cancellation_of_its_own_out_has_failed_of_that() -> None:
+    with pytest.raises(workflow.WorkflowExecutionError, match="CancelledError"):
+        workflow.run(workflow.wait_for_event(CancelsItsOwn))
+
+
+def test_all_launchers_of_a_process_share_one_loop() -> None:
+    assert InlineLauncher()._loop is InlineLauncher()._loop
