@@ -34,14 +34,10 @@ def ray_cluster() -> Iterator[Any]:
 
     folder = tempfile.mkdtemp(prefix="vw-", dir="/tmp")
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-        _temp_dir=folder,
-    )
+    with pytest.MonkeyPatch.context() as environment:
+        # Of the cluster, not of this job: it has no runtime_env.
+        environment.setenv("PYTHONPATH", path)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         yield ray
     finally:
