@@ -178,9 +178,9 @@ def test_a_call_that_comes_again_is_accepted_and_nothing_runs_twice(marks: Path)
     with pytest.raises(RuntimeError, match="Workflow 'w' is already running or pending"):
         begin(RunKey.new("w"), definition)
     go(marks)
-    assert _session.deliver(run_key(store(), "w")) == 1
+    assert _session.deliver(_session.Asked(run=run_key(store(), "w"))) == 1
     begin(key, definition)
-    assert _session.deliver(run_key(store(), "w")) == 1
+    assert _session.deliver(_session.Asked(run=run_key(store(), "w"))) == 1
     assert executions(marks, "a") == 1
 
 
@@ -298,7 +298,7 @@ def test_workflows_that_begin_at_once_do_not_go_over_the_limits(limited: Any, ma
     assert (executions(marks, "held"), len(taken)) == (2, 2)
     go(marks)
     ray.get(taken)
-    assert [_session.deliver(run_key(kept, begun[ref])) for ref in taken] == [1, 1]
+    assert [_session.deliver(_session.Asked(run=run_key(kept, begun[ref]))) for ref in taken] == [1, 1]
 
 
 def test_resume_all_takes_up_what_the_queue_takes_and_logs_the_rest(
@@ -334,7 +334,7 @@ def test_a_queued_workflow_that_has_ended_elsewhere_is_not_run_and_its_waiters_g
     slow = occupy(marks)
     taken_up = workflow.resume_async("w")
     got: list[Any] = []
-    waiter = threading.Thread(target=lambda: got.append(_session.deliver(run_key(store(), "w"))))
+    waiter = threading.Thread(target=lambda: got.append(_session.deliver(_session.Asked(run=run_key(store(), "w")))))
     waiter.start()
     assert workflow.get_status("w") is workflow.PENDING
     recorded = workflow.read_run(kept, "w").definition["workflow"]
