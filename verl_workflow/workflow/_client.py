@@ -83,11 +83,6 @@ class Client:
         context = ray.get_runtime_context()
         return Caller(job=str(context.get_job_id()), runtime_env=dict(context.runtime_env))
 
-    @property
-    def is_met(self) -> bool:
-        """Whether the host was needed so far."""
-        return self._host is not None
-
     def forget(self) -> None:
         """Look for the host anew: it has died, with its cluster or for good."""
         self._host = None

@@ -136,8 +136,8 @@ class WorkflowHost:
         mark = self._places.take(run_id)
         with self._given_back(run_id):
             state = await asyncio.to_thread(read_run, self._store, run_id, progress=False)
-            if state.epoch != epoch:
-                # What is to be reset was found out before that.
+            if state.epoch != epoch and state.status not in FINAL_STATES:
+                # What is to be reset was found out before. But an end may be this very call's, made again by Ray.
                 raise taken(run_id)
         # Said before it begins, so that nobody takes the workflow for one that has failed and is left so.
         turn = Turn(host=self._token, epoch=epoch, reset=reset, runtime_env=caller.runtime_env)
