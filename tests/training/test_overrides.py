@@ -113,11 +113,22 @@ def test_tiny_models_use_eager_attention(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch", "rollouts", "tokens"), [(16, 4, 72), (7, 3, 4096), (8, 4, 128), (1, 2, 99_999)])
-def test_micro_batch_divides_the_share_within_the_token_budget(batch: int, rollouts: int, tokens: int) -> None:
+def test_micro_batch_divides_the_share_within_the_token_budget(
+    tmp_path: Path, batch: int, rollouts: int, tokens: int
+) -> None:
     spec = stage(batch_size=batch, rollouts=rollouts, max_prompt_length=tokens - 8, max_response_length=8)
-    size = micro_batch(spec, "cpu")
+    size = micro_batch(spec, inputs(tmp_path))
     assert batch * rollouts % size == 0
     assert size == 1 or size * tokens <= 8192
+
+
+def test_a_large_vocabulary_makes_the_passes_on_the_cpu_smaller(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    spec = stage(batch_size=16, rollouts=4, max_prompt_length=96, max_response_length=32)
+    for vocabulary, size in ((512, 32), (49_152, 16), (10**9, 1)):
+        (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+        assert micro_batch(spec, inputs(tmp_path)) == size
+    assert micro_batch(spec, inputs(tmp_path, "cuda")) == 64
 
 
 def test_cpus_counted_are_those_verl_holds(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from verl_workflow.spec._model import Reward, VerlStage
 
 # Tokens that one forward and backward pass may hold on a rank, unless the user sets a micro batch size.
 _TOKENS_PER_PASS = {"cpu": 4096, "cuda": 16384}
+# On the CPU a pass holds half a dozen copies of its logits, of four bytes each: half a GiB for one of them.
+_LOGITS_PER_PASS = 1 << 27
 _FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 _FILE_LOGGER = "file"
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
@@ -43,9 +45,9 @@ def settings(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         **_data(spec, inputs),
         **_model(inputs),
-        **_actor(spec, inputs.device),
-        **_rollout(spec, inputs.device),
-        **_reference(spec, inputs.device),
+        **_actor(spec, inputs),
+        **_rollout(spec, inputs),
+        **_reference(spec, inputs),
         **_reward(spec.reward, inputs.code_dir),
         **_trainer(spec, inputs),
     }
@@ -63,11 +65,15 @@ def user_overrides(spec: VerlStage) -> list[tuple[tuple[str, ...], str, Any]]:
     return list(_flat(spec.overrides, ()))
 
 
-def micro_batch(spec: VerlStage, device: str) -> int:
+def micro_batch(spec: VerlStage, inputs: Inputs) -> int:
     """Answers a rank takes at once: the largest divisor of its share of a step that stays within the token budget."""
     share = max(1, spec.batch_size * spec.rollouts // (spec.nodes * spec.gpus_per_node))
     tokens = spec.max_prompt_length + spec.max_response_length
-    limit = max(1, _TOKENS_PER_PASS[device] // tokens)
+    budget = _TOKENS_PER_PASS[inputs.device]
+    vocabulary = _config(inputs.model).get("vocab_size")
+    if inputs.device == "cpu" and isinstance(vocabulary, int) and vocabulary > 0:
+        budget = min(budget, _LOGITS_PER_PASS // vocabulary)
+    limit = max(1, budget // tokens)
     return max(size for size in range(1, min(share, limit) + 1) if share % size == 0)
 
 
@@ -113,11 +119,16 @@ def _model(inputs: Inputs) -> dict[str, Any]:
 
 def _attention(model: Path) -> str:
     """SDPA, but for models so small that its dispatch costs more than the arithmetic."""
+    return "eager" if 0 < _config(model).get("hidden_size", 0) <= 128 else "sdpa"
+
+
+def _config(model: Path) -> Mapping[str, Any]:
+    """The model's ``config.json``; empty when it has none that can be read, which verl tells better."""
     try:
-        width = json.loads((model / "config.json").read_text(encoding="utf-8")).get("hidden_size", 0)
+        found = json.loads((model / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        width = 0
-    return "eager" if 0 < width <= 128 else "sdpa"
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _engine(prefix: str, device: str) -> dict[str, Any]:
@@ -129,45 +140,46 @@ def _engine(prefix: str, device: str) -> dict[str, Any]:
     return chosen
 
 
-def _actor(spec: VerlStage, device: str) -> dict[str, Any]:
+def _actor(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
     contents = ["model", "optimizer", "extra"]
+    # On the CPU models are small: weights in Hugging Face format in each checkpoint make the export a copy.
+    saved = [*contents, "hf_model"] if inputs.device == "cpu" else contents
     return {
         "algorithm.adv_estimator": "gae" if spec.algorithm == "ppo" else "grpo",
         "algorithm.use_kl_in_reward": False,
         "actor_rollout_ref.actor.strategy": "fsdp2",
-        **_engine("actor_rollout_ref.actor.fsdp_config", device),
+        **_engine("actor_rollout_ref.actor.fsdp_config", inputs.device),
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.actor.ppo_mini_batch_size": spec.batch_size,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": micro_batch(spec, device),
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": micro_batch(spec, inputs),
         "actor_rollout_ref.actor.optim.lr": spec.learning_rate,
         "actor_rollout_ref.actor.use_kl_loss": spec.kl_coef > 0,
         "actor_rollout_ref.actor.kl_loss_coef": spec.kl_coef,
-        # On the CPU models are small: weights in Hugging Face format in each checkpoint make the export a copy.
-        "actor_rollout_ref.actor.checkpoint.save_contents": [*contents, "hf_model"] if device == "cpu" else contents,
+        "actor_rollout_ref.actor.checkpoint.save_contents": saved,
         "actor_rollout_ref.actor.checkpoint.load_contents": contents,
     }
 
 
-def _rollout(spec: VerlStage, device: str) -> dict[str, Any]:
+def _rollout(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "actor_rollout_ref.rollout.name": spec.rollout,
         "actor_rollout_ref.rollout.n": spec.rollouts,
         "actor_rollout_ref.rollout.temperature": spec.temperature,
         "actor_rollout_ref.rollout.seed": spec.seed,
-        "actor_rollout_ref.rollout.dtype": "float32" if device == "cpu" else "bfloat16",
+        "actor_rollout_ref.rollout.dtype": "float32" if inputs.device == "cpu" else "bfloat16",
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro_batch(spec, device),
-        "actor_rollout_ref.rollout.agent.num_workers": 1 if device == "cpu" else 4,
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro_batch(spec, inputs),
+        "actor_rollout_ref.rollout.agent.num_workers": 1 if inputs.device == "cpu" else 4,
         "actor_rollout_ref.rollout.max_num_seqs": max(256, spec.batch_size * spec.rollouts),
     }
     return chosen
 
 
-def _reference(spec: VerlStage, device: str) -> dict[str, Any]:
+def _reference(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
     return {
         "actor_rollout_ref.ref.strategy": "fsdp2",
-        **_engine("actor_rollout_ref.ref.fsdp_config", device),
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro_batch(spec, device),
+        **_engine("actor_rollout_ref.ref.fsdp_config", inputs.device),
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": micro_batch(spec, inputs),
     }
 
 
@@ -179,7 +191,7 @@ def _critic(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
         "critic.model.override_config.attn_implementation": _attention(inputs.model),
         "critic.strategy": "fsdp2",
         **_engine("critic.fsdp", inputs.device),
-        "critic.ppo_micro_batch_size_per_gpu": micro_batch(spec, inputs.device),
+        "critic.ppo_micro_batch_size_per_gpu": micro_batch(spec, inputs),
         "critic.optim.lr": spec.critic_learning_rate,
         "trainer.max_critic_ckpt_to_keep": spec.keep,
     }
