@@ -156,11 +156,15 @@ def test_a_workflow_whose_head_was_lost_is_resumed_on_another_cluster(tmp_path: 
             until_exists(tmp_path, "gate-*")
         finally:
             # The head, its only node, and the user's process: they share what setsid has made.
+            killed = []
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
                     if os.getsid(process.pid) == head.pid:
                         process.kill()
+                        killed.append(process)
             head.wait(30)
+            # A killed process is there until it has given its memory back.
+            psutil.wait_procs(killed, timeout=30)
     workflow.init(storage=store.uri)
     assert workflow.get_status("r") is workflow.RESUMABLE
     assert workflow.list_all(workflow.RESUMABLE) == [("r", workflow.RESUMABLE)]
