@@ -167,6 +167,31 @@ def test_output_prints_json_and_says_when_it_cannot(runs: Runs, invoke: Invoke) 
     assert (told["is_json"], told["repr"]) == (False, "(1, 2)")
 
 
+def in_itself() -> Any:
+    found: dict[str, Any] = {}
+    found["again"] = [found]
+    return found
+
+
+def twice() -> Any:
+    row = {"n": 1}
+    return [row, row]
+
+
+def huge() -> int:
+    return 10**5000
+
+
+def test_output_of_what_json_cannot_write_is_shown_in_other_words(runs: Runs, invoke: Invoke) -> None:
+    for name, function in (("circle", in_itself), ("huge", huge), ("twice", twice)):
+        run_workflow(runs.store, name, function)
+    assert document(invoke("output", "circle", "--json"))["repr"] == "{'again': [{...}]}"
+    assert invoke("output", "circle").exit_code == 0
+    assert "int" in document(invoke("output", "huge", "--json"))["repr"]
+    assert invoke("output", "huge").exit_code == 0
+    assert document(invoke("output", "twice", "--json"))["value"] == [{"n": 1}, {"n": 1}]
+
+
 def test_output_of_a_pipeline_is_asked_for_by_stage(runs: Runs, invoke: Invoke) -> None:
     runs.finish("nightly", {"a": lambda _: {"rows": [1, 2]}})
     assert document(invoke("output", "nightly", "--task", "a"))["rows"] == [1, 2]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _pieces import Crash, DyingStore, executions, journal, of_kind
+from _pieces import Crash, DyingStore, described, executions, journal, of_kind
 from _workflows import drive_workflow, record
 
 from verl_workflow import workflow
@@ -199,7 +199,7 @@ def test_tokens_are_not_those_of_a_deleted_workflow(store: Store) -> None:
 
 def test_delete_watches_a_driver_whose_clock_is_wrong(store: Store) -> None:
     """An hour behind, it looks interrupted by the clock; its heart is seen to beat."""
-    key = create_run(store, "w", {"workflow": {"root": "a", "metadata": {}}})
+    key = create_run(store, "w", described("a"))
     owner = {"host": "elsewhere", "pid": 1, "id": "x"}
     assert Journal(store, key).claim(Claimed(owner=owner, steps=["a"]))
     seq = store.list(f"{key.folder}/journal")[0]

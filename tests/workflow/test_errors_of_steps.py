@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from _graphs import node, output, record, run_graph
 
-from verl_workflow.errors import ErrorCode, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
-from verl_workflow.workflow import RetryPolicy, RunStatus, create_run, options, read_run
+from verl_workflow.workflow import RetryPolicy, RunStatus, WorkflowExecutionError, create_run, options, read_run
 from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._records import StepsReset
 
@@ -245,3 +245,31 @@ def test_an_error_of_this_package_that_the_step_itself_raises_is_the_steps(store
         assert state.status is RunStatus.SUCCEEDED, state.error
         value, error = output(store, step.__name__)
         assert (value, error.code) == (None, code)
+
+
+NEVER_AGAIN = VerlWorkflowError(ErrorCode.TRAINING_FAILED, "no")
+MAY_PASS = VerlWorkflowError(ErrorCode.TRAINING_FAILED, "perhaps", retryable=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "attempts"),
+    [
+        (NEVER_AGAIN, {"retry": RetryPolicy(attempts=3, backoff_s=0.0)}, 1),
+        (NEVER_AGAIN, {"retry": RetryPolicy(attempts=3, backoff_s=0.0, on=(VerlWorkflowError,))}, 3),
+        (WorkflowExecutionError.of("inner", "x"), {"retry_exceptions": True, "max_retries": 2}, 3),
+        (WorkflowExecutionError.of("inner", "x"), {"retry_exceptions": (WorkflowExecutionError,), "max_retries": 2}, 3),
+        (UserError(ErrorCode.DATA_INVALID, "no"), {"retry_exceptions": (ValueError,), "max_retries": 2}, 3),
+        (MAY_PASS, {"retry": RetryPolicy(attempts=3, backoff_s=0.0)}, 3),
+        (MAY_PASS, {"retry": RetryPolicy(attempts=3, backoff_s=0.0, never=(VerlWorkflowError,))}, 1),
+        (MAY_PASS, {"retry": RetryPolicy(attempts=3, backoff_s=0.0, on=(ConnectionError,))}, 1),
+    ],
+)
+def test_a_policy_judges_the_errors_of_this_library_that_a_step_raises_as_any_other(
+    store: Store, error: VerlWorkflowError, said: dict[str, Any], attempts: int
+) -> None:
+    def fails() -> None:
+        raise error
+
+    state = run_graph(store, "r", record(store, "r", node(fails, **said)))
+    assert state.status is RunStatus.FAILED
+    assert len(state.steps["fails"].attempts) == attempts

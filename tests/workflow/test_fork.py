@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,9 @@ from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._fork import check_fork, copy_workflow, taken_steps
 from verl_workflow.workflow._gc import collect
 from verl_workflow.workflow._graph import StepNode
+from verl_workflow.workflow._guard import changed_steps
 from verl_workflow.workflow._names import RunKey
+from verl_workflow.workflow._node import load_function
 from verl_workflow.workflow._options import StepOptions
 
 BIG = 5000
@@ -271,3 +276,51 @@ def test_a_fork_on_ray_takes_object_references_along(store: Store, ray_cluster: 
     deep = ray.get(workflow.get_output(third, task_id="first")["deep"])
     assert ray.get(deep[0]["inner"]) == "x" * BIG
     assert log.read_text().split() == ["first", "last", "last", "first", "last", "last"]
+
+
+MODULE = "def first():\n    return 1\n\n\ndef second(number):\n    return number + 1\n"
+
+
+@pytest.fixture
+def unclaimed(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fork whose host was lost before it took it; the code of the step that it takes over has changed since."""
+    name = f"forked_{tmp_path.name}"
+    file = tmp_path / f"{name}.py"
+    file.write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = importlib.import_module(name)
+    record(store, "w", node(module.second, node(module.first, name="first"), name="second"))
+    assert drive_workflow(store, "w").status is RunStatus.SUCCEEDED
+    key = RunKey.new("new")
+    forked = copy_workflow(store, read_run(store, "w"), "second", key)
+    create_run(store, "new", forked.definition, incarnation=key.incarnation, seed=forked.seed)
+    file.write_text(MODULE.replace("return 1", "return 100"))
+    linecache.clearcache()
+    load_function.cache_clear()
+    del sys.modules[name]
+    importlib.invalidate_caches()
+    return "new"
+
+
+def test_a_fork_that_nobody_has_driven_knows_what_it_takes_over(store: Store, unclaimed: str) -> None:
+    state = read_run(store, unclaimed)
+    assert (state.steps["first"].value, state.steps["first"].reused_from) == (1, "w")
+    with pytest.raises(UserError, match="first") as caught:
+        changed_steps(state, store, "fail")
+    assert caught.value.code is ErrorCode.DEFINITION_CHANGED
+    assert output(store, unclaimed, "first") == 1
+
+
+def test_its_changed_steps_are_executed_again_if_that_is_asked_for(store: Store, unclaimed: str) -> None:
+    reset = changed_steps(read_run(store, unclaimed), store, "rerun")
+    assert reset is not None
+    assert set(reset.steps) == {"first"}
+    drive_workflow(store, unclaimed, reset=reset)
+    assert output(store, unclaimed) == 101
+    assert changed_steps(read_run(store, unclaimed), store, "fail") is None
+
+
+def test_and_kept_otherwise(store: Store, unclaimed: str) -> None:
+    drive_workflow(store, unclaimed)
+    assert output(store, unclaimed) == 2

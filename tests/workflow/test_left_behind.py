@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _pieces import described
+
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunStatus, create_run, read_run
 from verl_workflow.workflow._host_life import HostLife
@@ -16,7 +18,7 @@ def taken_up(store: Store, host: str) -> list[str]:
 def test_a_new_workflow_belongs_to_the_host_that_has_taken_it_up_last(store: Store) -> None:
     for host in ("h1", "h2"):
         HostLife(store, host)._write()
-    run = create_run(store, "w", {"workflow": {}}, host="h1", seed=[])
+    run = create_run(store, "w", described(), host="h1", seed=[])
     assert (taken_up(store, "h1"), taken_up(store, "h2")) == (["w"], [])
     give_up(store, run, "h1")
     assert read_run(store, "w").status is RunStatus.RESUMABLE
@@ -28,7 +30,7 @@ def test_a_new_workflow_belongs_to_the_host_that_has_taken_it_up_last(store: Sto
 
 def test_it_goes_on_in_the_environment_of_the_job_that_wished_so_last(store: Store) -> None:
     HostLife(store, "h")._write()
-    run = create_run(store, "w", {"workflow": {}}, host="h", seed=[], runtime_env={"env_vars": {"A": "1"}})
+    run = create_run(store, "w", described(), host="h", seed=[], runtime_env={"env_vars": {"A": "1"}})
     [order] = left_behind(store, "h", ["w"], set())
     assert order.caller.runtime_env == {"env_vars": {"A": "1"}}
     record_turn(store, run, Turn(host="h", epoch=0, runtime_env={"env_vars": {"A": "2"}}))

@@ -99,7 +99,7 @@ def test_inside_of_a_step_the_storage_is_that_of_its_workflow(tmp_path: Path) ->
     assert workflow.run(own_status.bind("w"), workflow_id="w") == "RUNNING"
 
 
-def test_init_refuses_limits_that_make_no_sense_or_differ_from_the_hosts(tmp_path: Path) -> None:
+def test_init_refuses_limits_that_make_no_sense_or_differ_from_the_hosts(tmp_path: Path, marks: Path) -> None:
     folder = str(tmp_path / "queue")
     for wrong in (0, -2):
         with pytest.raises(ValueError, match="'max_running_workflows' must be a positive integer"):
@@ -113,3 +113,5 @@ def test_init_refuses_limits_that_make_no_sense_or_differ_from_the_hosts(tmp_pat
     workflow.init(storage=folder, max_running_workflows=2)
     with pytest.raises(ValueError, match="the init options do not match the original ones"):
         workflow.init(storage=folder, max_running_workflows=3)
+    # As if it had not been called.
+    assert workflow.run(marked.bind(marks, "after", 1)) == 1

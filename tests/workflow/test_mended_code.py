@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import uuid
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -148,6 +150,36 @@ def test_options_on_a_remote_function_leave_its_body_one_of_its_module() -> None
     assert isinstance(at_rest(with_options._function), Named)
     assert fingerprint(with_options._function) == fingerprint(shown) != ""
     assert at_rest(with_options._function).load() is shown
+
+
+LINES = """class Kept:
+    def shown(self):
+        return self.__x
+
+
+def one(x: "int | None") -> int:
+    return [each for each in range(x)]
+
+
+def two(x):
+    return 2
+"""
+
+
+def test_a_comment_above_does_not_make_a_function_another_one(write: Write) -> None:
+    module = write(LINES)
+    assert module.__file__ is not None
+    file = Path(module.__file__)
+    before = {name: fingerprint(attrgetter(name)(module)) for name in ("one", "two", "Kept.shown")}
+    assert "" not in before.values()
+    # In the process that has imported it the functions still know their former lines.
+    file.write_text("# a comment\n\n\n\n" + LINES)
+    os.utime(file, (1, 1))
+    assert {name: fingerprint(getattr(module, name)) for name in ("one", "two")} == {
+        name: before[name] for name in ("one", "two")
+    }
+    anew = write(file.read_text())
+    assert {name: fingerprint(attrgetter(name)(anew)) for name in before} == before
 
 
 @pytest.mark.parametrize(

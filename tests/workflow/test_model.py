@@ -11,7 +11,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import pytest
-from _pieces import Crash, of_kind
+from _pieces import Crash, described, of_kind
 from _pieces import journal as records_of
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -133,7 +133,7 @@ class Workflow(RuleBasedStateMachine):
     @precondition(lambda self: self.status is None)
     @rule()
     def create(self) -> None:
-        create_run(self.store, RUN, {"workflow": {"root": STEPS[-1], "metadata": {}}})
+        create_run(self.store, RUN, described(STEPS[-1]))
         self.status, self.done, self.failures, self.epoch = RunStatus.PENDING, [], 0, 0
 
     @precondition(lambda self: self.status is not None)

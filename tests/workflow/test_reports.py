@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,19 @@ def test_details_are_what_they_were_when_they_were_given(store: Store) -> None:
     state = run_graph(store, "r", record(store, "r", node(step)))
     assert state.status is RunStatus.SUCCEEDED, state.error
     assert read_run(store, "r").steps["step"].progress == {"rows": [1]}
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 1.1])
+def test_a_mere_sign_of_life_does_not_make_the_details_before_it_forgotten(store: Store, pause_s: float) -> None:
+    def step() -> Any:
+        found = current()
+        if found.attempt < 3:
+            found.heartbeat(rows=found.attempt)
+            time.sleep(pause_s)
+            found.heartbeat()
+            raise ConnectionError
+        return found.last_heartbeat
+
+    policy = RetryPolicy(attempts=3, backoff_s=0.0)
+    run_graph(store, "r", record(store, "r", node(step, retry=policy)))
+    assert output(store, "r") == {"rows": 2}

@@ -29,6 +29,7 @@ from _flows import (
 from verl_workflow import workflow
 from verl_workflow.storage import Store
 from verl_workflow.workflow._dag import DagView, is_node
+from verl_workflow.workflow._definition import run_key
 from verl_workflow.workflow._graph import graph_of
 
 pytestmark = pytest.mark.usefixtures("flows")
@@ -345,3 +346,25 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
         return False
+
+
+class Told(Exception):
+    pass
+
+
+def test_references_in_caught_errors_are_durable(flows: Path) -> None:
+    @ray.remote
+    def fails() -> None:
+        raise Told(ray.put("kept"))
+
+    @ray.remote
+    def read(pair: tuple[None, Told]) -> Any:
+        return ray.get(pair[1].args[0])
+
+    caught = fails.options(**named("fails", catch_exceptions=True)).bind()
+    assert workflow.run(read.bind(caught), workflow_id="w") == "kept"
+    end_hosts()
+    _, error = workflow.get_output("w", task_id="fails")
+    assert ray.get(error.args[0]) == "kept"
+    # Not by the worker that has made it.
+    assert store().list(f"{run_key(store(), 'w').folder}/objects")

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,39 @@ def test_an_event_below_steps_that_are_not_kept_is_not_waited_for_again(store: S
     # What uses the event was executed again, and was given it.
     assert len(executions(marks, "used")) == 2
     assert len(executions(marks, "polled")) == len(executions(marks, "told")) == 1
+
+
+class Never(EventListener):
+    """Its event does not come, but for `marks/come`."""
+
+    async def poll_for_event(self, folder: str) -> str:
+        mark(folder, "waits")
+        while not (Path(folder) / "come").exists():
+            await asyncio.sleep(0.02)
+        return "came"
+
+
+def test_a_failure_is_not_kept_back_by_an_event_that_never_comes(store: Store, marks: Path) -> None:
+    folder = str(marks)
+
+    def bad() -> str:
+        # Not before the other one waits.
+        while not executions(marks, "waits"):
+            time.sleep(0.02)
+        return breaks_until_mended(folder, "mended")  # type: ignore[no-any-return]
+
+    def both(*values: Any) -> Any:
+        return values
+
+    graph = record(store, "r", node(both, node(bad), node(get_message, Never, folder, task_id="wait", hosted=True)))
+    state = run_graph(store, "r", graph)
+    assert state.status is RunStatus.FAILED
+    assert state.error is not None
+    assert state.error["step"] == "bad"
+    for name in ("mended", "come"):
+        (marks / name).touch()
+    assert run_graph(store, "r", graph).status is RunStatus.SUCCEEDED
+    assert output(store, "r") == ("mended", "came")
 
 
 @ray.remote(num_cpus=0)

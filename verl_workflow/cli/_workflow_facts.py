@@ -116,11 +116,27 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float, bool)) else shown(value)
 
 
+# Of what is in a list or dict.
+_END = object()
+# Python writes no longer numbers in decimal: sys.get_int_max_str_digits.
+_LONGEST_INT_BITS = 14_000
+
+
 def is_plain_json(value: Any) -> bool:
-    """Whether JSON says all there is to the value: no tuples, no other keys than texts, no infinite numbers."""
-    left = [value]
+    """Whether JSON says all there is to the value: no tuples, no other keys than texts, no infinite numbers, nothing
+    that holds itself.
+    """
+    left, inside = [value], dict[int, None]()
     while left:
         found = left.pop()
+        if found is _END:
+            inside.popitem()
+            continue
+        if type(found) in {dict, list}:
+            if id(found) in inside:
+                return False
+            inside[id(found)] = None
+            left.append(_END)
         if type(found) is dict:
             if not all(type(name) is str for name in found):
                 return False
@@ -130,7 +146,10 @@ def is_plain_json(value: Any) -> bool:
         elif type(found) is float:
             if not math.isfinite(found):
                 return False
-        elif found is not None and type(found) not in {str, int, bool}:
+        elif type(found) is int:
+            if found.bit_length() > _LONGEST_INT_BITS:
+                return False
+        elif found is not None and type(found) not in {str, bool}:
             return False
     return True
 

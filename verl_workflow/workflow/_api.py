@@ -49,10 +49,10 @@ def init(
     _check_limit("max_pending_workflows", max_pending_workflows, least=0)
     store = Store(os.fspath(storage or default_storage()), durability=durability)
     found = Client(store, max_running_workflows, max_pending_workflows, durability)
-    _session.use(found)
     if max_running_workflows is not None or max_pending_workflows is not None:
-        # To be told now, not by the first workflow.
+        # To be told now, not by the first workflow; one that is refused changes nothing.
         found.host()
+    _session.use(found)
 
 
 def run(
@@ -156,23 +156,31 @@ def resume_all(include_failed: bool = False) -> list[tuple[str, Any]]:
             found.append((state.run_id, resume_async(state.run_id)))
         except (VerlWorkflowError, RuntimeError, queue.Full) as error:
             _log.warning("workflow %s is not resumed: %s", state.run_id, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one of them is no reason to leave the others
+            _log.warning("workflow %s is not resumed: %r", state.run_id, error, exc_info=True)
     return found
 
 
 def get_output(workflow_id: str, *, task_id: str | None = None) -> Any:
     """Wait for the output of a workflow, or of one of its steps. Needs no Ray, and no code but that of the value.
 
+    Object references in it are new ones, to equal values, which takes a cluster that this process has joined.
+
     Raises:
         WorkflowNotFoundError: there is no such workflow.
         ValueError: it has ended without such a step, or the step's value was not kept (``checkpoint=False``).
         WorkflowExecutionError, WorkflowCancellationError: it has ended without the value.
         VerlWorkflowError(JOURNAL_DAMAGED): the value is not what was recorded, or can be loaded no more.
+        VerlWorkflowError(CLUSTER_UNREACHABLE): it holds references, and no cluster is joined.
     """
     return await_output(_session.storage(), _session.existing(workflow_id).key, task_id)
 
 
 def get_output_async(workflow_id: str, *, task_id: str | None = None) -> Any:
-    """As `get_output`, without waiting: an object reference to the value."""
+    """As `get_output`, without waiting: an object reference to the value.
+
+    What hinders its loading arrives as Ray's RaySystemError, with the error's text.
+    """
     return _session.output_ref(_session.Asked(run=_session.existing(workflow_id).key), task_id)
 
 

@@ -8,8 +8,6 @@ import contextlib
 import dataclasses
 import json
 import pickle
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +18,9 @@ from verl_workflow.storage import Store
 from verl_workflow.workflow._names import RunKey
 from verl_workflow.workflow._pickling import dumps, loads, try_load
 from verl_workflow.workflow._plan import StepContext
-from verl_workflow.workflow._progress import beats_each, progress_key, read_progress
+from verl_workflow.workflow._report import Report
 from verl_workflow.workflow._values import INLINE_LIMIT, Codec, Value
 
-_REPORT_INTERVAL_S = 1.0
 # The journal holds an error's text and its pickle, and everybody who looks at the run reads it.
 _LONGEST_TEXT = 20_000
 _LARGEST_PICKLE = 256 * 1024
@@ -84,7 +81,7 @@ class Raised:
         traceback: as text, empty when the step's own code did not raise.
         pickle: the exception itself, when the step may return any object.
         crash: the process was lost. lost_inputs: values that were not kept are gone, and have to be computed again.
-        final: the step itself says that trying again is of no use.
+        again: what the step says of trying again; None: as the error does.
     """
 
     error: VerlWorkflowError | None
@@ -94,7 +91,7 @@ class Raised:
     pickle: bytes | None = None
     crash: bool = False
     lost_inputs: bool = False
-    final: bool = False
+    again: bool | None = None
 
     @classmethod
     def of(cls, error: BaseException, *, text: str = "", **more: Any) -> Raised:
@@ -104,9 +101,9 @@ class Raised:
     @property
     def retryable(self) -> bool:
         """Whether another attempt may succeed: always, unless the error says that it cannot."""
-        if self.final or isinstance(self.error, UserError):
-            return False
-        return self.error is None or self.error.retryable
+        if self.again is not None:
+            return self.again
+        return self.error is None or (self.error.retryable and not isinstance(self.error, UserError))
 
     def to_json(self, step: str) -> dict[str, Any]:
         """As `VerlWorkflowError.to_json`, with ``step``, and ``traceback`` and ``pickle`` (base64) if there are any."""
@@ -127,7 +124,7 @@ Outcome = Returned | Continued | Raised
 
 def execute(call: Call, *held: bytes) -> Outcome:
     """Run the step's function here and now; nothing it raises gets out, an exit or an interrupt included."""
-    report = _Report(call)
+    report = Report(call)
     try:
         if call.clocked:
             report({})
@@ -168,7 +165,7 @@ def execute_apart(data: bytes, *held: bytes) -> tuple[bytes, bytes | None]:
 
 async def execute_hosted(call: Call, *held: bytes) -> Outcome:
     """As `execute`, for a step whose function gives an awaitable."""
-    report = _Report(call)
+    report = Report(call)
     try:
         if call.clocked:
             report({})
@@ -188,7 +185,7 @@ def _is_being_cancelled() -> bool:
     return task is None or not hasattr(task, "cancelling") or task.cancelling() > 0
 
 
-def _context(call: Call, held: Sequence[bytes], report: _Report) -> StepContext:
+def _context(call: Call, held: Sequence[bytes], report: Report) -> StepContext:
     inputs = {
         name: loads(held[value], call.store) if isinstance(value, int) else value.load(call.store, name)
         for name, value in call.inputs.items()
@@ -265,25 +262,24 @@ def _is_the_engines(error: VerlWorkflowError) -> bool:
 
 def _raised(error: BaseException, call: Call) -> Raised:
     judge = getattr(call.call, "may_retry", None)
-    final = judge is not None and not isinstance(error, VerlWorkflowError) and not judge(error)
+    own = not isinstance(error, VerlWorkflowError) or hasattr(error, _OWN)
+    again = judge(error) if judge is not None and own else None
     if isinstance(error, VerlWorkflowError) and call.codec is Codec.PICKLE and _is_the_engines(error):
         # Neither the step's error to catch nor one of its attempts: its inputs or its value could not be handled.
         return Raised.of(_plain(error), crash=error.code is ErrorCode.STORAGE)
-    pickled = _pickled(error) if call.codec is Codec.PICKLE else None
+    pickled = _pickled(error, call) if call.codec is Codec.PICKLE else None
     try:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except BaseException:  # noqa: BLE001 - formatting calls the user's own methods; the frames are what is left
         text = "".join(traceback.format_tb(error.__traceback__))
-    return Raised.of(_plain(error), text=_short(text), pickle=pickled, final=final)
+    return Raised.of(_plain(error), text=_short(text), pickle=pickled, again=again)
 
 
-def _pickled(error: BaseException) -> bytes:
+def _pickled(error: BaseException, call: Call) -> bytes:
     """The exception; one that does not survive pickling is stood in for by its type's name and text."""
-    from ray import cloudpickle
-
     try:
-        data: bytes = cloudpickle.dumps(error)
-        cloudpickle.loads(data)
+        data = dumps(error, call.store, f"{call.run.folder}/objects")
+        try_load(data)
     except BaseException:  # noqa: BLE001 - both call the user's own methods, which may even exit
         return _stand_in(type(error).__name__, _message(error))
     return data
@@ -324,77 +320,3 @@ def _message(thing: object) -> str:
 def _short(text: str) -> str:
     left = len(text) - _LONGEST_TEXT
     return text if left <= 0 else f"{text[:_LONGEST_TEXT]}... and {left} more characters"
-
-
-class _Report:
-    """Writes an attempt's progress at most once a second; the last facts given are written in the end."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._lock = threading.Lock()
-        self._pending: dict[str, Any] | None = None
-        self._written_at = float("-inf")
-        self._timer: threading.Timer | None = None
-        self._store: Store = call.store
-        self._before: Mapping[str, Any] | None = None
-        self._looked = False
-        self._closed = False
-        self._interval_s = beats_each(call.heartbeat_s, _REPORT_INTERVAL_S)
-
-    def earlier(self) -> Mapping[str, Any] | None:
-        """What the last report before this attempt's said."""
-        with self._lock:
-            self._look()
-            return self._before
-
-    def _look(self) -> None:
-        if self._looked:
-            return
-        self._looked = True
-        found = read_progress(self._store, self._call.run, self._call.step)
-        self._before = found.facts if found is not None and found.attempt < self._call.attempt else None
-
-    def __call__(self, facts: Mapping[str, Any]) -> None:
-        with self._lock:
-            # Whoever gives what JSON cannot hold is told at once, and what is written later is what was given now.
-            self._pending = json.loads(json.dumps(dict(facts), default=str))
-            due = self._written_at + self._interval_s - time.monotonic()
-            if due <= 0:
-                self._write()
-            else:
-                self._write_in(due)
-
-    def close(self) -> None:
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._flush()
-
-    def _write_in(self, seconds: float) -> None:
-        if self._timer is None and not self._closed:
-            self._timer = threading.Timer(seconds, self._flush)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _flush(self) -> None:
-        with self._lock:
-            self._timer = None
-            self._write()
-
-    def _write(self) -> None:
-        if self._pending is None:
-            return
-        self._look()
-        facts, self._pending = self._pending, None
-        self._written_at = time.monotonic()
-        call = self._call
-        stored = {"attempt": call.attempt, "epoch": call.epoch, "time": time.time(), "facts": facts}
-        if not facts and self._before:
-            # A mere sign of life does not make the details of an earlier attempt forgotten.
-            stored["before"] = self._before
-        try:
-            self._store.put(progress_key(call.run, call.step), json.dumps(stored).encode())
-        except VerlWorkflowError:
-            # A storage in trouble is met by the driver, which does say so. But a time limit runs from the first report.
-            self._pending = facts
-            self._write_in(self._interval_s)

@@ -69,7 +69,9 @@ class Client:
 
         if not ray.is_initialized():
             ray.init()
-        session = ray.get_runtime_context().get_job_id() + ray.get_runtime_context().gcs_address
+        context = ray.get_runtime_context()
+        # Another cluster may have the address of the last one, and begins to number its jobs anew.
+        session = f"{context.gcs_address} {context.get_node_id()} {context.get_job_id()}"
         if self._host is None or self._session != session:
             self._host, self.token = self._meet()
             self._session = session
@@ -109,6 +111,8 @@ class Client:
             actor = options.remote(self.store, secrets.token_hex(8), running, pending)
             try:
                 return actor, ray.get(actor.hello.remote(*self._limits, self._durability), timeout=_START_S)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
             except ray.exceptions.ActorDiedError:
                 # On its way out when it was looked for.
                 if time.monotonic() > deadline:

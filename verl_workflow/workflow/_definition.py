@@ -13,8 +13,8 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.stored_json import parse_json
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._names import RunKey, check_name, is_incarnation, is_name, path_part, run_folder
-from verl_workflow.workflow._records import is_time
+from verl_workflow.workflow._names import RunKey, check_name, is_incarnation, is_key, is_name, path_part, run_folder
+from verl_workflow.workflow._records import Event, event_from_json, is_time
 
 
 def check_run_id(run_id: str) -> None:
@@ -135,7 +135,26 @@ def parse_definition(store: Store, key: str) -> dict[str, Any] | None:
         raise damaged(key, f"its incarnation is {reprlib.repr(stored.get('incarnation'))}, not 16 hexadecimal digits")
     if not is_time(stored.get("created_at")):
         raise damaged(key, f"its created_at is {reprlib.repr(stored.get('created_at'))}, not seconds since 1970")
+    if "workflow" in stored["definition"]:
+        _check_workflow(stored["definition"]["workflow"], key)
     return stored
+
+
+def _check_workflow(workflow: Any, key: str) -> None:
+    kinds = {"graph": str, "sha256": str, "root": str, "metadata": dict}
+    if not isinstance(workflow, dict):
+        raise damaged(key, f"its workflow is {reprlib.repr(workflow)}, not a graph of steps")
+    for name, kind in kinds.items():
+        if not isinstance(workflow.get(name), kind):
+            raise damaged(key, f"its workflow's {name} is {reprlib.repr(workflow.get(name))}")
+    if not is_key(workflow["graph"]):
+        raise damaged(key, f"its graph is {reprlib.repr(workflow['graph'])}, not a file of the storage")
+
+
+def seed_of(stored: Mapping[str, Any]) -> list[Event]:
+    """Events of the steps that a fork takes over, as its definition tells them. Raises as `read_run`."""
+    key = definition_key(stored["run_id"])
+    return [event_from_json(event, key) for event in stored.get("seed", [])]
 
 
 def definition_key(run_id: str) -> str:

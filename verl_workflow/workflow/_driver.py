@@ -11,7 +11,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._attempt import Call, Continued, Outcome, Raised, Returned
-from verl_workflow.workflow._definition import definition_key, key_of, read_definition
+from verl_workflow.workflow._definition import key_of, read_definition, seed_of
 from verl_workflow.workflow._earlier import EarlierResult, cache_key_of, keep_result, read_earlier
 from verl_workflow.workflow._flight import Flight, Flying
 from verl_workflow.workflow._fold import Folded
@@ -35,7 +35,6 @@ from verl_workflow.workflow._records import (
     StepsReset,
     StepStarted,
     StepSucceeded,
-    event_from_json,
 )
 from verl_workflow.workflow._schedule import Schedule
 from verl_workflow.workflow._state import RunState, read_graph, read_run
@@ -140,6 +139,7 @@ class Driver:
             self._run,
             owner=self._owner,
             steps=self._names,
+            seed=seed_of(self._definition),
             reset=self._reset,
             remedy=self._remedy,
             force=self._force,
@@ -150,16 +150,12 @@ class Driver:
         )
         with beat:
             try:
-                self._replay(self._journal.state, self._definition.get("seed", []))
+                self._replay(self._journal.state)
                 self._drive(cancelled=self._journal.state.cancel_requested)
             finally:
                 self._flight.stop_all()
 
-    def _replay(self, folded: Folded, seed: Iterable[dict[str, Any]]) -> None:
-        # All of them in one entry, so that either it was written or nothing but claims was.
-        if not any(step.attempts or step.committed or step.continued for step in folded.steps.values()):
-            self._events.extend(event_from_json(event, definition_key(self._run.run_id)) for event in seed)
-        self._flush()
+    def _replay(self, folded: Folded) -> None:
         self._given = Names(folded.steps)
         for name, known in folded.steps.items():
             if known.continued is not None and known.committed is None:
@@ -167,7 +163,9 @@ class Driver:
             if known.settled and known.committed is not None:
                 self._schedule.has(name)
         now, clock = time.time(), time.monotonic()
-        for name in self._schedule.want(self._targets):
+        wanted = list(self._schedule.want(self._targets))
+        self._error = folded.first_failure(wanted)
+        for name in wanted:
             known, step = folded.step(name), self._schedule.step(name)
             # Never longer than the pause itself: the clock that wrote it may be ahead.
             failures = max(known.failures + known.crashes, 1)
@@ -187,6 +185,8 @@ class Driver:
                 self._flight.stop_all()
             if not cancelling and self._error is None:
                 self._begin_due()
+            elif not cancelling:
+                self._flight.drop_waits()
             end = self._end(cancelling)
             if end is not None:
                 self._events.append(end)

@@ -73,9 +73,14 @@ class Flight:
     def drop(self, steps: Collection[str], why: VerlWorkflowError) -> None:
         """Stop the attempts at these steps, whatever they come to."""
         for future, attempt in list(self._flying.items()):
-            if attempt.step.name in steps:
+            if attempt.step.name in steps and not attempt.dropped:
                 attempt.stopped, attempt.dropped = why, True
                 self._launcher.cancel(future)
+
+    def drop_waits(self) -> None:
+        """Stop what waits for an event or a time, for the workflow has failed: no work is lost."""
+        why = VerlWorkflowError(ErrorCode.CANCELLED, "the workflow has failed meanwhile")
+        self.drop({attempt.step.name for attempt in self._flying.values() if attempt.step.hosted}, why)
 
     def wait(self, until: float) -> None:
         """Wait for an attempt to end, for its limit, or for a point of the monotonic clock, whichever comes first."""

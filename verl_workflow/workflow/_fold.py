@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -150,6 +151,25 @@ class Folded:
             name = step.continued.steps[-1]
         return None
 
+    def first_failure(self, names: Iterable[str]) -> dict[str, Any] | None:
+        """The error of that of these steps which failed for good first: others may have been stopped because of it."""
+        failed = [self.steps[name].attempts[-1] for name in names if self.step(name).status is StepStatus.FAILED]
+        return min(failed, key=lambda attempt: attempt.ended_at or 0.0).error if failed else None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no step was begun or taken over yet."""
+        return not any(step.attempts or step.settled for step in self.steps.values())
+
+    def seeded(self, events: Iterable[Event]) -> Folded:
+        """As it will be with what a fork takes over, which its first driver records with its claim."""
+        if not self.untouched:
+            return self
+        found = copy.deepcopy(self)
+        for event in events:
+            _apply(found, Entry(run="", seq=0, epoch=0, time=0.0, events=()), event)
+        return found
+
     def add(self, entry: Entry, key: str) -> None:
         """Take in the next entry.
 
@@ -262,7 +282,9 @@ def _apply_claim(state: Folded, entry: Entry, event: Claimed) -> None:
         if resumed:
             step.failures, step.crashes, step.retry_at = 0, 0, None
         _end_attempt(step, entry.time, StepStatus.FAILED)
-        step.status = StepStatus.WAITING
+        # One that failed for good before its driver was lost has no attempts left.
+        if resumed or step.status is not StepStatus.FAILED:
+            step.status = StepStatus.WAITING
 
 
 def _apply_reset(state: Folded, event: StepsReset) -> None:
@@ -280,8 +302,11 @@ def _apply_reset(state: Folded, event: StepsReset) -> None:
             step.status, step.committed, step.continued = StepStatus.WAITING, None, None
             step.failures, step.crashes, step.retry_at = 0, 0, None
     for name, code in event.code.items():
-        if name in state.steps:
-            state.steps[name].code = code
+        step = state.steps.get(name)
+        if step is not None:
+            step.code = code
+            if step.status is StepStatus.FAILED:
+                step.status, step.failures, step.crashes, step.retry_at = StepStatus.WAITING, 0, 0, None
 
 
 def _end_attempt(step: FoldedStep, at: float, status: StepStatus, error: dict[str, Any] | None = None) -> None:

@@ -14,13 +14,12 @@ from verl_workflow.workflow._definition import read_definition
 from verl_workflow.workflow._fold import Folded
 from verl_workflow.workflow._graph import Graph, Names
 from verl_workflow.workflow._guard import dependents
-from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._metadata import graphs_of
 from verl_workflow.workflow._names import RunKey, path_part
 from verl_workflow.workflow._node import save_graph
 from verl_workflow.workflow._records import Event, StepContinued, StepSucceeded
 from verl_workflow.workflow._references import moved
-from verl_workflow.workflow._state import RunState, read_graph
+from verl_workflow.workflow._state import RunState, read_graph, read_steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def taken_steps(state: RunState, from_step: str, store: Store) -> set[str]:
         raise ValueError(f"No such task_id '{from_step}' in workflow '{state.run_id}'")
     continued = {
         name: step.continued.steps
-        for name, step in Journal(store, state.key).read().steps.items()
+        for name, step in read_steps(store, state.key).steps.items()
         if step.continued is not None
     }
     dropped: set[str] = set()
@@ -75,7 +74,11 @@ def check_fork(store: Store, state: RunState, from_step: str, new_id: str) -> No
         if error.code is not ErrorCode.RUN_UNKNOWN:
             raise
         return
-    raise UserError(
+    raise id_taken(store, new_id)
+
+
+def id_taken(store: Store, new_id: str) -> UserError:
+    return UserError(
         ErrorCode.RUN_EXISTS,
         "a workflow of this id exists already",
         where=store.uri,
@@ -91,7 +94,7 @@ def copy_workflow(store: Store, state: RunState, from_step: str, new: RunKey) ->
     when a file is not what was recorded.
     """
     taken = taken_steps(state, from_step, store)
-    folded = Journal(store, state.key).read()
+    folded = read_steps(store, state.key)
     workflow = dict(state.definition["workflow"])
     names = Names().give(node.name for node in read_graph(store, workflow["graph"], workflow["sha256"]).nodes)
     graph_key, sha256 = _copied_graph(store, workflow["graph"], workflow["sha256"], new, folded, names)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
 import logging
 import sys
+import textwrap
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,6 +17,8 @@ from typing import Any
 
 # Of the copy of a function: what it is a copy of.
 ORIGINAL = "__verl_workflow_original__"
+# Of modules that postpone annotations.
+_FUTURE = annotations.compiler_flag
 _log = logging.getLogger(__name__)
 
 
@@ -68,11 +73,57 @@ def fingerprint(function: Callable[..., Any]) -> str:
     """Digest of a function's source; empty when it travels itself, and so never changes, or has no source."""
     if not isinstance(at_rest(function), Named):
         return ""
+    text = _source(inspect.unwrap(function))
+    return hashlib.sha256(text.encode()).hexdigest() if text else ""
+
+
+def _source(function: Callable[..., Any]) -> str:
+    """The text of a function; its file may have been edited since it was imported, and have it elsewhere."""
     try:
-        text = inspect.getsource(inspect.unwrap(function)).encode()
-    except (OSError, TypeError):
+        text, code = inspect.getsource(function), function.__code__
+        whole, _ = inspect.findsource(function)
+    except (OSError, TypeError, AttributeError):
         return ""
-    return hashlib.sha256(text).hexdigest()
+    if _does(text, code):
+        return text
+    for found in _definitions("".join(whole), code.co_name):
+        first = min([found.lineno, *(each.lineno for each in found.decorator_list)])
+        other = "".join(whole[first - 1 : found.end_lineno])
+        if _does(other, code):
+            return other
+    # A text by itself is not always compiled as it is inside of its class.
+    return text if _definitions(textwrap.dedent(text), code.co_name) else ""
+
+
+def _definitions(text: str, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [each for each in ast.walk(tree) if isinstance(each, kinds) and each.name == name]
+
+
+def _does(text: str, code: types.CodeType) -> bool:
+    """Whether a definition is that of the code."""
+    try:
+        flags = code.co_flags & _FUTURE
+        made = compile(textwrap.dedent(text), code.co_filename, "exec", flags=flags, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return any(_alike(each, code) for each in made.co_consts if isinstance(each, types.CodeType))
+
+
+def _alike(one: types.CodeType, other: types.CodeType) -> bool:
+    same = one.co_name == other.co_name and one.co_names == other.co_names and one.co_varnames == other.co_varnames
+    if not same or one.co_code != other.co_code or len(one.co_consts) != len(other.co_consts):
+        return False
+    return all(
+        _alike(mine, theirs)
+        if isinstance(mine, types.CodeType) and isinstance(theirs, types.CodeType)
+        else (type(mine), mine) == (type(theirs), theirs)
+        for mine, theirs in zip(one.co_consts, other.co_consts, strict=True)
+    )
 
 
 def _body(thing: Any) -> Any:

@@ -7,9 +7,8 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._graph import Names
-from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._options import StepOptions
-from verl_workflow.workflow._state import RunState, read_graph
+from verl_workflow.workflow._state import RunState, read_graph, read_steps
 
 
 def node_of(state: RunState, task_id: str, store: Store) -> tuple[StepOptions, tuple[str, ...]] | None:
@@ -28,8 +27,7 @@ def graphs_of(state: RunState, store: Store) -> list[tuple[str, str, list[str]]]
         return []
     first = read_graph(store, workflow["graph"], workflow["sha256"])
     found = [(workflow["graph"], workflow["sha256"], Names().give(node.name for node in first.nodes))]
-    folded = Journal(store, state.key).read()
-    for step in folded.steps.values():
+    for step in read_steps(store, state.key).steps.values():
         if step.continued is not None:
             found.append((step.continued.graph_key, step.continued.sha256, step.continued.steps))
     return found

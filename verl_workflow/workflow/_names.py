@@ -67,6 +67,11 @@ def is_name(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= 2 * LONGEST
 
 
+def is_key(text: str) -> bool:
+    """Whether this can be the place of a file in a storage."""
+    return not {"", ".", ".."} & set(text.split("/"))
+
+
 def run_folder(run_id: str) -> str:
     """Where the runs of an id lie in their storage: the one that its definition names, and remains of deleted ones."""
     return f"runs/{path_part(run_id)}"

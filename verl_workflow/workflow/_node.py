@@ -68,9 +68,10 @@ class NodeCall:
                 result = function(*args, **kwargs)
             return self._result(result, context)
 
-    def may_retry(self, error: BaseException) -> bool:
-        """Whether the step's policy takes this class of errors for one that may pass."""
-        return load_function(self.node.function, self.path)[1].takes(error)
+    def may_retry(self, error: BaseException) -> bool | None:
+        """Whether the step's policy takes this class of errors for one that may pass; None: it names none."""
+        policy = load_function(self.node.function, self.path)[1]
+        return None if policy.takes(error) and policy.on is None else policy.takes(error)
 
     async def _hosted(self, context: StepContext) -> Any:
         with self._prepared(context) as (function, args, kwargs):

@@ -66,7 +66,7 @@ class StepOptions:
         if self.retry is not None:
             return self.retry
         attempts = 1 if self.retry_exceptions is False else 10**9 if self.max_retries < 0 else self.max_retries + 1
-        on = self.retry_exceptions if isinstance(self.retry_exceptions, tuple) else None
+        on = self.retry_exceptions if isinstance(self.retry_exceptions, tuple) else (BaseException,)
         return RetryPolicy(attempts=attempts, crashes=self.max_retries, backoff_s=0.0, on=on)
 
     def at_rest(self) -> StepOptions:

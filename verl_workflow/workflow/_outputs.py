@@ -15,6 +15,7 @@ from verl_workflow.workflow._exceptions import WorkflowCancellationError, Workfl
 from verl_workflow.workflow._fold import RunStatus, StepStatus
 from verl_workflow.workflow._heartbeat import LEASE_S, read_heartbeat
 from verl_workflow.workflow._names import RunKey
+from verl_workflow.workflow._pickling import loads
 from verl_workflow.workflow._state import RunState, StepState, read_run
 from verl_workflow.workflow._values import Value
 
@@ -78,7 +79,7 @@ class _Look:
 
     def __call__(self) -> tuple[str, Value] | None:
         state = _present(self._store, self._run)
-        step = _settled(state, self._task_id)
+        step = _settled(state, self._task_id, self._store)
         if step is not None:
             assert step.committed is not None and step.committed.value is not None
             return step.name, step.committed.value
@@ -117,7 +118,7 @@ def _pauses() -> Iterator[float]:
         pause = min(pause * 1.5, _LONGEST_POLL_S)
 
 
-def _settled(state: RunState, task_id: str | None) -> StepState | None:
+def _settled(state: RunState, task_id: str | None, store: Store) -> StepState | None:
     """The step that has the value, None when it may still come; raises when it will not."""
     workflow_id = state.run_id
     name = task_id if task_id is not None else _output_step(state)
@@ -131,7 +132,7 @@ def _settled(state: RunState, task_id: str | None) -> StepState | None:
             f"Cannot load output from task id '{name}' in workflow '{workflow_id}': it was not kept (checkpoint=False)"
         )
     if state.status is RunStatus.FAILED:
-        raise _failure(state) from _cause(state)
+        raise _failure(state) from _cause(state, store)
     if state.status is RunStatus.CANCELLED:
         raise WorkflowCancellationError.of(workflow_id)
     if state.status is RunStatus.SUCCEEDED:
@@ -161,14 +162,12 @@ def _failure(state: RunState) -> WorkflowExecutionError:
     return WorkflowExecutionError.of(state.run_id, f"Step {error.get('step')}: {error.get('what')}")
 
 
-def _cause(state: RunState) -> BaseException:
+def _cause(state: RunState, store: Store) -> BaseException:
     """The exception that the step raised; what is left of it when its class cannot be loaded here."""
     error: Mapping[str, Any] = state.error or {}
     if "pickle" in error:
-        import pickle
-
         try:
-            found = pickle.loads(base64.b64decode(error["pickle"]))
+            found = loads(base64.b64decode(error["pickle"]), store)
             assert isinstance(found, BaseException)
         except Exception as problem:  # noqa: BLE001 - loading calls the user's own classes
             _log.info("the error of %s cannot be loaded here: %s", state.run_id, problem)

@@ -11,7 +11,7 @@ from verl_workflow.workflow._fold import FINAL_STATES, Folded, RunStatus
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat, seen_unchanged
 from verl_workflow.workflow._journal import Journal
 from verl_workflow.workflow._names import RunKey
-from verl_workflow.workflow._records import Claimed, StepsReset
+from verl_workflow.workflow._records import Claimed, Event, StepsReset
 from verl_workflow.workflow._state import RunState
 
 
@@ -22,6 +22,7 @@ def take_over(
     *,
     owner: Mapping[str, Any],
     steps: Sequence[str],
+    seed: Sequence[Event],
     reset: StepsReset | None,
     remedy: str,
     force: bool,
@@ -30,20 +31,20 @@ def take_over(
     """Claim the run; the journal is then read to its end and may be written to.
 
     Args:
-        reset: written with the claim, or not at all.
+        seed: what a fork takes over: written with the first claim. reset: written with the claim, or not at all.
         remedy: what a user may do who finds that another driver has it.
 
     Raises:
         UserError: RUN_TERMINAL or RUN_OWNED; see `Driver.run`.
     """
     before = journal.read()
-    more = () if reset is None else (reset,)
     while True:
         _refuse_ended(before, run.run_id)
         epoch = before.epoch
         last = before.owner if before.status is RunStatus.RUNNING and not force else None
         if last is not None and not is_gone(store, run, last, epoch, lease_s):
             raise _owned(run.run_id, last, remedy)
+        more = [*(seed if before.untouched else ()), *([] if reset is None else [reset])]
         if journal.claim(Claimed(owner=dict(owner), steps=list(steps)), *more):
             return
         now = journal.read()

@@ -7,10 +7,12 @@ import functools
 import hashlib
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from verl_workflow.errors import ErrorCode, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
 
@@ -100,12 +102,52 @@ class _Unpickler(pickle.Unpickler):
     store: Store
     numbered: Callable[[str, int], Any] | None
 
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module != "ray.cloudpickle.cloudpickle":
+            return found
+        return _OF_CLASSES.get(name, lambda each: each)(found)
+
     def persistent_load(self, key: Any) -> Any:
         kind, *rest = key
         if kind == _OBJECT:
             return _reference(rest[0], rest[1], self.store)
         assert self.numbered is not None, "only arguments hold steps"
         return self.numbered(kind, rest[0])
+
+
+def _scripts_class(make: Any) -> Any:
+    """A class of a script is pickled whole; where the script runs again its instances are of the class as it is now."""
+
+    def made(kind: Any, name: str, bases: Any, told: dict[str, Any], *rest: Any) -> Any:
+        present = getattr(sys.modules["__main__"], name, None) if told.get("__module__") == "__main__" else None
+        return present if _is_scripts(present) else make(kind, name, bases, told, *rest)
+
+    return made
+
+
+def _scripts_enum(make: Any) -> Any:
+    def made(bases: Any, name: str, qualname: str, members: Any, module: str, *rest: Any) -> Any:
+        present = getattr(sys.modules["__main__"], qualname, None) if module == "__main__" else None
+        return present if _is_scripts(present) else make(bases, name, qualname, members, module, *rest)
+
+    return made
+
+
+def _class_filled(fill: Any) -> Any:
+    return lambda made, state: made if _is_scripts(made) else fill(made, state)
+
+
+def _is_scripts(thing: Any) -> bool:
+    return isinstance(thing, type) and getattr(sys.modules["__main__"], thing.__qualname__, None) is thing
+
+
+# What the pickler calls to make a class, and to give it its attributes.
+_OF_CLASSES = {
+    "_make_skeleton_class": _scripts_class,
+    "_make_skeleton_enum": _scripts_enum,
+    "_class_setstate": _class_filled,
+}
 
 
 @functools.cache
@@ -135,4 +177,11 @@ def _stored(reference: Any, store: Store, folder: str, objects: Objects) -> tupl
 def _reference(key: str, sha256: str, store: Store) -> Any:
     import ray
 
+    if not ray.is_initialized():
+        # Ray would start a cluster for it.
+        raise VerlWorkflowError(
+            ErrorCode.CLUSTER_UNREACHABLE,
+            "the value holds object references, which a cluster has to make anew, and none is joined",
+            remedy="Call ray.init() first.",
+        )
     return ray.put(Kept(key=key, sha256=sha256).load(store))

@@ -137,7 +137,7 @@ class Step:
     Attributes:
         name: identifies the step over restarts; 1 to 100 letters, digits, dots, dashes and underscores in a `Plan`.
         call: gets a StepContext and returns the value; crosses processes by cloudpickle. If it has a method
-            ``may_retry(error)``, that says whether trying again is of use.
+            ``may_retry(error)``, that says whether trying again is of use; None: as the error says itself.
         after: steps that must have succeeded before; their values are the inputs.
         timeout_s: for one attempt, from its launch, waiting for resources included; None for no limit.
         start_to_close_s: the same from when it began to run. heartbeat_s: between its reports.

@@ -80,7 +80,7 @@ def begin_workflow(
 
 def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> Asked:
     """Record a fork and hand it to the host."""
-    from verl_workflow.workflow._fork import check_fork, copy_workflow
+    from verl_workflow.workflow._fork import check_fork, copy_workflow, id_taken
 
     state = existing(workflow_id)
     fork_id = new_id() if fork_id is None else fork_id
@@ -89,7 +89,11 @@ def begin_fork(workflow_id: str, from_step: str, fork_id: str | None) -> Asked:
         check_fork(store, state, from_step, fork_id)
         key = RunKey.new(fork_id)
         forked = copy_workflow(store, state, from_step, key)
-    return _begin(key, forked.definition, forked.seed)
+    try:
+        return _begin(key, forked.definition, forked.seed)
+    except RuntimeError as error:
+        # Somebody was faster.
+        raise id_taken(storage(), fork_id) from error
 
 
 def _begin(key: RunKey, definition: dict[str, Any], seed: Sequence[dict[str, Any]] = ()) -> Asked:

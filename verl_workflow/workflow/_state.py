@@ -13,7 +13,7 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.storage import Store
 from verl_workflow.workflow._damage import damaged
-from verl_workflow.workflow._definition import bears, foreign, key_of, parse_definition, read_definition
+from verl_workflow.workflow._definition import bears, foreign, key_of, parse_definition, read_definition, seed_of
 from verl_workflow.workflow._fold import TERMINAL_STATES, Attempt, Folded, FoldedStep, RunStatus, StepStatus
 from verl_workflow.workflow._graph import Graph
 from verl_workflow.workflow._heartbeat import LEASE_S, known_gone, read_heartbeat
@@ -208,6 +208,12 @@ def load_value(store: Store, committed: StepSucceeded) -> Any:
     return None if value is None else value.load(store, committed.step)
 
 
+def read_steps(store: Store, run: RunKey) -> Folded:
+    """A run's journal, with what it takes over if it is a fork that nobody has driven yet."""
+    folded = Journal(store, run).read()
+    return folded.seeded(seed_of(read_definition(store, run.run_id))) if folded.untouched else folded
+
+
 def read_graph(store: Store, key: str, sha256: str) -> Graph:
     """A graph by what a record says of it. Raises VerlWorkflowError(JOURNAL_DAMAGED) when it is not that one."""
     data = store.get(key)
@@ -220,6 +226,7 @@ def read_graph(store: Store, key: str, sha256: str) -> Graph:
 
 def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> RunState:
     key = key_of(stored)
+    seed = seed_of(stored)
     journal = Journal(store, key)
     folded = journal.read()
     created_at = float(stored["created_at"])
@@ -246,7 +253,7 @@ def _read(store: Store, stored: Mapping[str, Any], *, with_progress: bool) -> Ru
         created_at=created_at,
         updated_at=folded.updated_at or created_at,
         ended_at=folded.ended_at,
-        steps={name: _step(store, key, name, step, with_progress) for name, step in folded.steps.items()},
+        steps={name: _step(store, key, name, step, with_progress) for name, step in folded.seeded(seed).steps.items()},
         error=folded.error,
         heartbeat_age_s=age,
         cancel_requested=folded.cancel_requested,
