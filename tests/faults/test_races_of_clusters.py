@@ -164,4 +164,5 @@ def test_a_frozen_driver_that_wakes_up_has_lost_and_commits_nothing(
             # It had ended the run before it was frozen.
             assert how == "succeeded"
     assert fenced > races / 2
-    assert crashed <= races / 20
+    # One may happen in any number of races.
+    assert crashed <= max(1, races / 20)
