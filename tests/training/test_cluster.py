@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -88,6 +89,28 @@ def test_waiting_for_the_turn_ends() -> None:
         pass
     assert caught.value.code is ErrorCode.CAPACITY
     assert caught.value.retryable
+
+
+def test_who_waits_is_told_of_a_holder_whose_process_still_starts() -> None:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class SlowToStart:
+        def __init__(self) -> None:
+            time.sleep(7)
+
+        def holder(self) -> str:
+            return "run one"
+
+    lease = SlowToStart.options(name="training_lease", namespace="verl_workflow").remote()
+    with (
+        pytest.raises(VerlWorkflowError, match="run one"),
+        training_lease("run two", silent, timeout=0.1),
+    ):
+        pass
+    ray.kill(lease)
+    with training_lease("run two", silent, timeout=60):
+        pass
 
 
 def test_a_verl_run_of_somebody_else_is_waited_for() -> None:

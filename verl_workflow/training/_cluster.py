@@ -13,6 +13,8 @@ from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 _QUEUE_ACTOR = ("transfer_queue", "TransferQueueController")
 _LEASE_NAMESPACE = "verl_workflow"
 _LEASE = "training_lease"
+# Ray gives a name away at once and starts the process behind it in its own time: seconds, on a busy node.
+_ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -163,10 +165,12 @@ def _take(holder: str) -> Any:
 
     actor = ray.remote(num_cpus=0, max_concurrency=4)(_Lease)
     try:
-        return actor.options(name=_LEASE, namespace=_LEASE_NAMESPACE).remote(f"{holder} (pid {os.getpid()})")
+        lease = actor.options(name=_LEASE, namespace=_LEASE_NAMESPACE).remote(f"{holder} (pid {os.getpid()})")
     except ValueError:
         # Ray's word for "the name is taken".
         return None
+    ray.wait([lease.holder.remote()], timeout=_ANSWER_SECONDS)
+    return lease
 
 
 def _holder() -> str:
@@ -174,7 +178,7 @@ def _holder() -> str:
 
     try:
         actor = ray.get_actor(_LEASE, namespace=_LEASE_NAMESPACE)
-        return str(ray.get(actor.holder.remote(), timeout=5))
+        return str(ray.get(actor.holder.remote(), timeout=_ANSWER_SECONDS))
     except (ValueError, ray.exceptions.RayError):
         return "another run"
 
