@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -20,11 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.spec import dump, load
+from _by_hand import command, environment, training_only
+
 from verl_workflow.storage import Store
 from verl_workflow.workflow import read_run
 
-ROOT = Path(__file__).parents[1]
 CLI = Path(sys.executable).with_name("verl-workflow")
 
 
@@ -35,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-        pipeline = _training_only(Path(folder), arguments.steps)
+        pipeline = training_only(Path(folder), steps=arguments.steps)
         for number in range(arguments.rounds):
             place = Path(folder) / f"round-{number}"
             row = _through_the_pipeline(pipeline, place)
@@ -47,17 +45,6 @@ def main() -> None:
     result["ratio_stage"] = round(statistics.median(row["stage_s"] / row["by_hand_s"] for row in rows), 3)
     result["ratio_command"] = round(statistics.median(row["command_s"] / row["by_hand_s"] for row in rows), 3)
     print(json.dumps({"rounds": arguments.rounds, "steps": arguments.steps, **result}))
-
-
-def _training_only(folder: Path, steps: int) -> Path:
-    """The quick-start without its evaluation and promotion."""
-    source = ROOT / "pipelines"
-    shutil.copytree(source, folder / "pipelines")
-    pipeline = load(folder / "pipelines" / "quickstart.yaml", {"steps": str(steps)}).pipeline
-    kept = [stage for stage in pipeline.stages if stage.kind not in {"evaluate", "promote"}]
-    path = folder / "pipelines" / "training.yaml"
-    path.write_text(dump(pipeline.model_copy(update={"stages": kept, "params": {}})))
-    return path
 
 
 def _through_the_pipeline(pipeline: Path, place: Path) -> dict[str, Any]:
@@ -81,41 +68,15 @@ def _through_the_pipeline(pipeline: Path, place: Path) -> dict[str, Any]:
 
 def _by_hand(settings: dict[str, Any], place: Path) -> dict[str, Any]:
     metrics = place / "by_hand.jsonl"
-    environment = dict(os.environ, HYDRA_FULL_ERROR="1", HF_HUB_OFFLINE="1")
-    prefix = "ray_kwargs.ray_init.runtime_env.env_vars."
-    environment |= {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
-    environment["VERL_FILE_LOGGER_PATH"] = str(metrics)
-    chosen = {name: value for name, value in settings.items() if not name.startswith("ray_kwargs.")}
-    # What the pipeline adds to verl is left out; what the training is, is the same.
-    chosen.pop("trainer.checkpoint_callback_class", None)
-    chosen["trainer.default_local_dir"] = str(place / "by_hand")
-    chosen["ray_kwargs.ray_init.address"] = "local"
-    chosen["ray_kwargs.ray_init.num_cpus"] = 12
-    chosen["ray_kwargs.ray_init.num_gpus"] = 1
-    chosen["ray_kwargs.ray_init.include_dashboard"] = False
     started = time.time()
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "verl.trainer.main_ppo",
-            *(f"++{name}={_hydra(value)}" for name, value in chosen.items()),
-        ],
+        command(settings, place / "by_hand"),
         check=True,
         cwd=place,
-        env=environment,
+        env=environment(settings, metrics),
         stdout=sys.stderr,
     )
     return {"by_hand_s": time.time() - started, "by_hand_first_step_s": _first_step(metrics) - started}
-
-
-def _hydra(value: Any) -> str:
-    """A value in hydra's override grammar: JSON, but for the keys of a mapping, which stand bare."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_hydra(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_hydra, value)) + "]"
-    return json.dumps(value)
 
 
 def _first_step(metrics: Path) -> float:

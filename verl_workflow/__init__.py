@@ -14,12 +14,21 @@ if TYPE_CHECKING:
     from verl_workflow.errors import UserError as UserError
     from verl_workflow.errors import UserErrors as UserErrors
     from verl_workflow.errors import VerlWorkflowError as VerlWorkflowError
+    from verl_workflow.spec import Change as Change
+    from verl_workflow.spec import ChooseStage as ChooseStage
     from verl_workflow.spec import DataStage as DataStage
+    from verl_workflow.spec import Deadlines as Deadlines
     from verl_workflow.spec import Document as Document
     from verl_workflow.spec import EvaluateStage as EvaluateStage
+    from verl_workflow.spec import FailureClass as FailureClass
+    from verl_workflow.spec import Guard as Guard
+    from verl_workflow.spec import KeepBest as KeepBest
+    from verl_workflow.spec import MlflowTracker as MlflowTracker
     from verl_workflow.spec import Model as Model
     from verl_workflow.spec import Param as Param
     from verl_workflow.spec import Pipeline as Pipeline
+    from verl_workflow.spec import Placement as Placement
+    from verl_workflow.spec import Pool as Pool
     from verl_workflow.spec import PromoteStage as PromoteStage
     from verl_workflow.spec import PythonStage as PythonStage
     from verl_workflow.spec import ReasoningGym as ReasoningGym
@@ -27,19 +36,31 @@ if TYPE_CHECKING:
     from verl_workflow.spec import Reward as Reward
     from verl_workflow.spec import Source as Source
     from verl_workflow.spec import Storage as Storage
+    from verl_workflow.spec import TensorboardTracker as TensorboardTracker
+    from verl_workflow.spec import TrainingRetry as TrainingRetry
     from verl_workflow.spec import VerlStage as VerlStage
+    from verl_workflow.spec import WandbTracker as WandbTracker
     from verl_workflow.spec import dump as dump
     from verl_workflow.spec import load as load
     from verl_workflow.spec import resolve as resolve
 
 _ERRORS = ("ErrorCode", "FencedError", "UserError", "UserErrors", "VerlWorkflowError")
 _SPEC = (
+    "Change",
+    "ChooseStage",
     "DataStage",
+    "Deadlines",
     "Document",
     "EvaluateStage",
+    "FailureClass",
+    "Guard",
+    "KeepBest",
+    "MlflowTracker",
     "Model",
     "Param",
     "Pipeline",
+    "Placement",
+    "Pool",
     "PromoteStage",
     "PythonStage",
     "ReasoningGym",
@@ -47,7 +68,10 @@ _SPEC = (
     "Reward",
     "Source",
     "Storage",
+    "TensorboardTracker",
+    "TrainingRetry",
     "VerlStage",
+    "WandbTracker",
     "dump",
     "load",
     "resolve",

@@ -21,6 +21,13 @@ class StageOutline:
     kind: str
     fields: Mapping[str, Any]
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The combination of a matrix that a member stands for; empty for any other stage."""
+        member = self.fields.get("member")
+        values = member.get("values") if isinstance(member, Mapping) else None
+        return values if isinstance(values, Mapping) else {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:

@@ -14,7 +14,7 @@ from verl_workflow.workflow import Driver, InlineLauncher, Plan, RetryPolicy, St
 
 Call = Callable[[StepContext], Any]
 Invoke = Callable[..., Result]
-KINDS = {"prepare": "data", "train": "verl", "evaluate": "evaluate", "promote": "promote"}
+KINDS = {"prepare": "data", "train": "verl", "train-2": "verl", "evaluate": "evaluate", "promote": "promote"}
 
 
 class Runs:
@@ -25,10 +25,10 @@ class Runs:
         self.path = folder / "storage"
         self.store = Store(str(self.path))
 
-    def create(self, run_id: str, stages: Mapping[str, Call]) -> None:
+    def create(self, run_id: str, stages: Mapping[str, Call], *, source: str = "") -> None:
         described = [{"name": name, "kind": KINDS.get(name, "python")} for name in stages]
         pipeline = {"name": "demo", "stages": described}
-        create_run(self.store, run_id, {"pipeline": pipeline, "artifacts": str(self.path)})
+        create_run(self.store, run_id, {"pipeline": pipeline, "artifacts": str(self.path), "source": source})
 
     def drive(self, run_id: str, stages: Mapping[str, Call], *, attempts: int = 1) -> None:
         """Drive a created run to its end, one stage after the other."""
@@ -44,9 +44,9 @@ class Runs:
         )
         Driver(store=self.store, run_id=run_id, plan=Plan(steps=steps), launcher=InlineLauncher()).run()
 
-    def finish(self, run_id: str, stages: Mapping[str, Call], *, attempts: int = 1) -> None:
+    def finish(self, run_id: str, stages: Mapping[str, Call], *, attempts: int = 1, source: str = "") -> None:
         """Create a run and drive it to its end."""
-        self.create(run_id, stages)
+        self.create(run_id, stages, source=source)
         self.drive(run_id, stages, attempts=attempts)
 
     def drive_in_background(self, run_id: str, stages: Mapping[str, Call]) -> threading.Thread:

@@ -35,9 +35,10 @@ def test_a_failed_run_tells_why_and_how_to_go_on(runs: Runs, invoke: Invoke) -> 
     assert shown.exit_code == 0
     assert "train     failed in attempt 1" in shown.stdout
     assert "evaluate  not started" in shown.stdout
-    assert shown.stdout.splitlines()[-3:] == [
+    assert shown.stdout.splitlines()[-4:] == [
         "error: train: the GPU fell off. Put it back.",
         f"log: verl-workflow logs r1 --stage train --storage {runs.path}",
+        f"why, and what it cost: verl-workflow explain r1 --storage {runs.path}",
         f"resume with: verl-workflow resume r1 --storage {runs.path}",
     ]
 

@@ -114,9 +114,24 @@ def test_a_failed_run_says_what_failed_and_how_to_go_on() -> None:
     assert advice(stopped) == [
         "error: train: the reward raised. Mend it",
         "log: verl-workflow logs r1 --stage train --storage '/data/my store'",
+        "why, and what it cost: verl-workflow explain r1 --storage '/data/my store'",
         "resume with: verl-workflow resume r1 --storage '/data/my store'",
     ]
 
 
 def test_a_cancelled_run_is_not_said_to_be_resumable() -> None:
     assert advice(facts(PREPARE, status="cancelled")) == []
+
+
+def test_warnings_of_a_training_and_the_choice_of_a_sweep_are_told() -> None:
+    warned = replace(TRAIN, value={**TRAIN.value, "warnings": ["kl is 0.9, above 0.5, at step 12"]})
+    choice = {
+        "winner": "train-2",
+        "values": {"rate": 0.005, "n": 8},
+        "figure": 0.75,
+        "table": [{"member": "train-1"}, {"member": "train-2"}],
+    }
+    best = StageFacts(name="best", kind="choose", status="succeeded", attempt=1, elapsed=0.1, value=choice)
+    lines = summary(facts(warned, best))
+    assert ", warned: kl is 0.9, above 0.5, at step 12 (" in lines[1]
+    assert "train-2 (rate 0.005, n 8) is best of 2: 0.750" in lines[2]

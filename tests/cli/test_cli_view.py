@@ -108,3 +108,14 @@ def test_the_live_view_redraws_and_restores_the_terminal() -> None:
     assert "12/40" in drawn
     assert "13/40" in drawn
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1
+
+
+def test_what_a_guard_warns_of_is_shown() -> None:
+    warned = replace(TRAINING, warning="kl is 0.9, above 0.5, at step 12")
+    written: list[str] = []
+    LineView(written.append, Clock()).show(facts(warned))
+    assert written[-1].endswith("ETA 0:54, warning: kl is 0.9, above 0.5, at step 12")
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table(facts(warned)))
+    assert isinstance(console.file, io.StringIO)
+    assert "train: kl is 0.9, above 0.5, at step 12" in console.file.getvalue()

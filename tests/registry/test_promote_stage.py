@@ -252,7 +252,7 @@ def driven_run(store: Store, candidate: Artifact) -> None:
             "train": {"path": "/t", "sha256": "2" * 64, "bytes": 1},
             "validation": {"path": "/v", "sha256": "3" * 64, "bytes": 1},
         },
-        "train": {"model": candidate.to_json()},
+        "train": {"model": candidate.to_json(), "extended": {"run": "sunday", "stage": "train", "step": 6}},
     }
     stages = [
         {"kind": "data", "name": "prepare"},
@@ -286,6 +286,7 @@ def test_lineage_tells_data_code_config_and_parent(
     assert (lineage.pipeline, lineage.parent, lineage.code) == ("nightly", "1" * 64, "c" * 64)
     assert lineage.config is not None and len(lineage.config) == 64
     assert lineage.versions == {"verl": "0.9.1"}
+    assert lineage.extends == "sunday/train"
 
 
 def test_a_driver_that_was_taken_over_moves_nothing(

@@ -243,6 +243,10 @@ def test_all_pipelines_fit_the_json_schema(pipeline: Pipeline) -> None:
     validator().validate(plain(pipeline, stages_as_list=True))
 
 
+def test_patterns_are_those_of_json_schema_and_not_of_python() -> None:
+    assert r"\\Z" not in json.dumps(json_schema())
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.spec._model import VerlStage
+import pytest
+
+from verl_workflow.errors import VerlWorkflowError
+from verl_workflow.spec._training import VerlStage
+from verl_workflow.training._checkpoints import write_manifest
 
 
 def stage(**changes: Any) -> VerlStage:
@@ -59,3 +64,21 @@ def checkpoint(root: Path, step: int, roles: tuple[str, ...] = ("actor",), world
     (exported / "tokenizer.json").write_text("{}")
     torch_archive(folder / "data.pt")
     return folder
+
+
+def saved(root: Path, *steps: int, **changes: Any) -> None:
+    """Whole checkpoints with their manifests."""
+    for step in steps:
+        write_manifest(checkpoint(root, step, **changes), writer="1.1")
+
+
+def failure(run: Callable[..., Any], *arguments: Any, **changes: Any) -> VerlWorkflowError:
+    with pytest.raises(VerlWorkflowError) as caught:
+        run(*arguments, **changes)
+    return caught.value
+
+
+def launched(tmp_path: Path, attempt: int) -> Any:
+    folder = tmp_path / "storage/runs/run/stages/train/attempts" / f"{attempt:03d}"
+    path = folder / "launch.json"
+    return json.loads(path.read_text())["settings"] if path.exists() else None

@@ -9,13 +9,18 @@ import pytest
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.training._cluster import (
     cluster_device,
+    cluster_nodes,
     require_fit,
     training_lease,
     verl_platform,
-    wait_for_room,
 )
+from verl_workflow.training._nodes import Group, Need
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def need(gpus: int, single: int = 0) -> Need:
+    return Need(groups=(Group(gpus=gpus),), single=single)
 
 
 def silent(_: Any) -> None:
@@ -50,12 +55,23 @@ def test_a_platform_that_was_named_wins_on_an_accelerator(monkeypatch: pytest.Mo
 
 
 def test_what_is_missing_is_named() -> None:
-    require_fit(nodes=1, gpus_per_node=1, cpus=8)
+    nodes = cluster_nodes()
+    require_fit(need(1, single=5), nodes)
     with pytest.raises(UserError, match="9 CPUs are needed and the cluster has 8") as caught:
-        require_fit(nodes=1, gpus_per_node=1, cpus=9)
+        require_fit(need(1, single=6), nodes)
     assert caught.value.code is ErrorCode.CAPACITY
-    with pytest.raises(UserError, match="2 GPUs are needed and the cluster has 1"):
-        require_fit(nodes=1, gpus_per_node=2, cpus=8)
+    with pytest.raises(UserError, match=r"has 8 CPUs and 1 GPUs: bundle 2 of 2 lacks a GPU"):
+        require_fit(need(2), nodes)
+
+
+def test_a_node_is_known_by_what_ray_says_of_it() -> None:
+    import ray
+
+    [node] = cluster_nodes()
+    assert node.id == ray.get_runtime_context().get_node_id()
+    assert node.labels["ray.io/node-id"] == node.id
+    assert {"CPU", "GPU"} <= node.resources
+    assert node.accelerators == ()
 
 
 def test_only_one_training_at_a_time_and_the_next_sees_whose_turn_it_is() -> None:
@@ -131,13 +147,3 @@ def test_a_verl_run_of_somebody_else_is_waited_for() -> None:
     ray.kill(other)
     with training_lease("mine", silent, timeout=60):
         pass
-
-
-def test_waiting_for_room_is_shown_and_ends() -> None:
-    seen: list[Any] = []
-    wait_for_room(8, 1, seen.append)
-    assert seen == []
-    with pytest.raises(VerlWorkflowError, match="9 CPUs and 1 GPUs") as caught:
-        wait_for_room(9, 1, seen.append, timeout=0.1)
-    assert caught.value.code is ErrorCode.CAPACITY
-    assert "9 CPUs" in seen[0]["phase"]

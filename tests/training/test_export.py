@@ -35,7 +35,7 @@ def test_what_an_earlier_export_left_is_replaced(tmp_path: Path) -> None:
     assert not (exported(tmp_path, tmp_path / "model") / "old").exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "index", "config", "tokenizer"])
+@pytest.mark.parametrize("damage", ["cut", "index", "broken index", "config", "tokenizer"])
 def test_a_model_that_is_not_whole_never_appears(tmp_path: Path, damage: str) -> None:
     source = checkpoint(tmp_path, 1) / "actor/huggingface"
     weights = source / "model.safetensors"
@@ -44,6 +44,8 @@ def test_a_model_that_is_not_whole_never_appears(tmp_path: Path, damage: str) ->
     elif damage == "index":
         index = {"weight_map": {"w": "model.safetensors", "v": "model-2.safetensors"}}
         (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    elif damage == "broken index":
+        (source / "model.safetensors.index.json").write_text("{")
     elif damage == "config":
         (source / "config.json").unlink()
     else:
@@ -52,6 +54,29 @@ def test_a_model_that_is_not_whole_never_appears(tmp_path: Path, damage: str) ->
         exported(tmp_path, tmp_path / "model")
     assert caught.value.code is ErrorCode.MODEL_INVALID
     assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("fsdp_config.json", "fsdp_config.json, which says how many shards there are, cannot be read"),
+        ("huggingface/config.json", "huggingface/config.json, which says what model the weights are of, is missing"),
+        ("model_world_size_2_rank_1.pt", "1 of 2 shards are missing, model_world_size_2_rank_1.pt first"),
+    ],
+)
+def test_what_a_merge_would_lack_is_said_before_it_begins(tmp_path: Path, lost: str, said: str) -> None:
+    actor = checkpoint(tmp_path, 1, world_size=2) / "actor"
+    # A config without weights is no model: the ranks' shards must be joined.
+    (actor / "huggingface/model.safetensors").unlink()
+    (actor / lost).unlink()
+    with pytest.raises(VerlWorkflowError, match=said) as caught:
+        exported(tmp_path, tmp_path / "model")
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    assert not caught.value.retryable
+    assert not (tmp_path / "log").exists()
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.partial").exists()
 
 
 def test_a_failed_merge_says_why_and_leaves_nothing(tmp_path: Path) -> None:

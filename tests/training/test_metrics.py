@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from verl_workflow.training._metrics import MetricsFile, Row, merge, non_finite, rewards, step_seconds, write
-from verl_workflow.training._watch import Watch
 
 
 def line(step: int, **data: object) -> bytes:
@@ -51,46 +50,3 @@ def test_rewards_of_nothing() -> None:
 def test_non_finite_losses_are_named() -> None:
     row = Row(step=1, data={"actor/grad_norm": None, "actor/pg_loss": 0.1, "perf/mfu": None})
     assert non_finite(row) == ["actor/grad_norm"]
-
-
-def test_progress_has_reward_pace_and_time_left(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    watch = Watch(file=MetricsFile(path), total=10, start=2, began=0.0)
-    assert (watch.step, watch.look(1.0)) == (2, None)
-    path.write_bytes(line(2, val__x=1.0) + b"\n" + trained(3, 0.1, 4.0) + trained(4, 0.2, 2.0) + trained(5, 0.3, 2.0))
-    assert watch.look(2.0) == {
-        "phase": "training",
-        "step": 5,
-        "total": 10,
-        "reward": 0.3,
-        "step_seconds": 2.0,
-        "eta_seconds": 10.0,
-    }
-    assert watch.look(3.0) is None
-
-
-def test_numbers_lost_for_several_steps_in_a_row_are_death_and_single_ones_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    watch = Watch(file=MetricsFile(path), total=10, patience=2)
-
-    def steps(*gradients: float | None) -> str | None:
-        rows = [line(n, actor__grad_norm=value, timing_s__step=1.0) for n, value in enumerate(gradients, start=1)]
-        path.write_bytes(b"\n".join(rows) + b"\n")
-        watch.look(1.0)
-        return watch.dead()
-
-    assert steps(0.1) is None
-    assert steps(0.1, None) is None
-    assert steps(0.1, None, 0.1, None) is None
-    assert "actor/grad_norm" in str(steps(0.1, None, 0.1, None, None))
-
-
-def test_stall_is_judged_by_the_start_and_then_by_the_pace(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    watch = Watch(file=MetricsFile(path), total=10, began=0.0, first_step_seconds=100, factor=10, minimum_seconds=5)
-    assert watch.stalled(99.0) is None
-    assert watch.stalled(101.0) is not None
-    path.write_bytes(trained(1, seconds=3.0))
-    watch.look(101.0)
-    assert watch.stalled(130.0) is None
-    assert "after step 1" in str(watch.stalled(132.0))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from _training_pieces import stage
 
-from verl_workflow.training._config import compose_config
-from verl_workflow.training._overrides import Inputs, cpus_needed, micro_batch, settings
+from verl_workflow.training._overrides import Inputs, micro_batch, settings
+from verl_workflow.verl_config._compose import compose_config
 
 
 def inputs(tmp_path: Path, device: str = "cpu") -> Inputs:
@@ -47,7 +47,7 @@ def test_ppo_takes_the_critic_from_the_same_model(tmp_path: Path) -> None:
     assert config.critic.optim.lr == 3e-5
     assert config.critic.fsdp.strategy == "fsdp2"
     assert config.actor_rollout_ref.actor.use_kl_loss is True
-    assert config.trainer.max_critic_ckpt_to_keep == 2
+    assert config.trainer.max_critic_ckpt_to_keep is None
 
 
 def test_cuda_keeps_mixed_precision_and_verls_own_sampler(tmp_path: Path) -> None:
@@ -129,8 +129,3 @@ def test_a_large_vocabulary_makes_the_passes_on_the_cpu_smaller(tmp_path: Path) 
         (tmp_path / "model" / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
         assert micro_batch(spec, inputs(tmp_path)) == size
     assert micro_batch(spec, inputs(tmp_path, "cuda")) == 64
-
-
-def test_cpus_counted_are_those_verl_holds(tmp_path: Path) -> None:
-    assert cpus_needed(settings(stage(), inputs(tmp_path))) == 3 + 1 + 1
-    assert cpus_needed(settings(stage(gpus_per_node=8, nodes=2), inputs(tmp_path, "cuda"))) == 48 + 8 + 1

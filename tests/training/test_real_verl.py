@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _real_training import REWARD, parquet
 from _training_pieces import stage
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
@@ -26,31 +26,6 @@ from verl_workflow.training._export import export
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 ROLES = ("actor", "critic")
-REWARD = """
-def score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0, **_):
-    if not solution_str:
-        return {"score": bonus, "acc": 0.0}
-    right = sum(letter == ground_truth for letter in solution_str) / len(solution_str)
-    digits = sum(letter.isdigit() for letter in solution_str) / len(solution_str)
-    return {"score": 0.5 * digits + 0.5 * right + bonus, "acc": right}
-"""
-
-
-def parquet(path: Path, rows: int, seed: int) -> None:
-    import pyarrow as pa
-    from pyarrow import parquet as pq
-
-    digits = random.Random(seed).choices("0123456789", k=rows)
-    table = [
-        {
-            "data_source": "repeat_digit",
-            "prompt": [{"role": "user", "content": f"say {digit}"}],
-            "reward_model": {"style": "rule", "ground_truth": digit},
-            "extra_info": {"index": index},
-        }
-        for index, digit in enumerate(digits)
-    ]
-    pq.write_table(pa.Table.from_pylist(table), path)
 
 
 def training_pid(attempt_dir: Path) -> int:
@@ -68,7 +43,7 @@ def training_pid(attempt_dir: Path) -> int:
 
 def test_killed_ppo_training_resumes_and_its_model_loads(tmp_path: Path, context: Callable[..., Any]) -> None:
     from verl_workflow.models import make_model
-    from verl_workflow.spec._model import Model
+    from verl_workflow.spec._inputs import Model
 
     for name, rows, seed in (("train", 64, 1), ("validation", 8, 2)):
         parquet(tmp_path / f"{name}.parquet", rows, seed)

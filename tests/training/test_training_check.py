@@ -10,7 +10,7 @@ from _training_pieces import stage
 
 from verl_workflow.errors import ErrorCode
 from verl_workflow.training import check_verl_stage
-from verl_workflow.training._schema import fits, schema
+from verl_workflow.verl_config._schema import fits, schema
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
@@ -113,7 +113,8 @@ def test_sound_overrides_pass(overrides: dict[str, Any]) -> None:
     [
         ({f"{ACTOR}.checkpoint.async_save": True}, "resumed"),
         ({"trainer.save_freq": -1}, "retry.attempts"),
-        ({"trainer.max_actor_ckpt_to_keep": 1}, "only checkpoint"),
+        ({"trainer.max_actor_ckpt_to_keep": 1}, "`keep`"),
+        ({"trainer.del_local_ckpt_after_load": True}, "stays until newer ones"),
         ({"custom_reward_function.path": "x.py"}, "reward.custom_reward_function.path"),
         ({"data.truncation": "left"}, "no effect"),
         ({"trainer.default_local_dir": "checkpoints"}, "storage"),
@@ -157,7 +158,7 @@ def test_checking_imports_neither_verl_nor_torch() -> None:
     code = (
         "import sys\n"
         "from verl_workflow.training import check_verl_stage\n"
-        "from verl_workflow.spec._model import VerlStage\n"
+        "from verl_workflow.spec._training import VerlStage\n"
         "spec = VerlStage(name='t', train='a', validation='b', reward={'function': 'r.py:f'}, steps=1, batch_size=4,"
         " save_every=1)\n"
         "assert check_verl_stage(spec) == []\n"

@@ -9,51 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _training_pieces import stage
+from _training_pieces import failure, launched
 
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
-from verl_workflow.training import _stage, run_verl_stage
+from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.training._checkpoints import checkpoints
+from verl_workflow.training._owner import claim
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: Callable[..., Any]
-) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
-    """Runs an attempt whose process follows a plan; returns outputs and reports."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    monkeypatch.setattr(_stage, "_ENTRY", "_standin")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setenv("STANDIN_PLAN", str(tmp_path / "plan.json"))
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps({"hidden_size": 64}))
-    for name in ("train", "validation"):
-        parquet.write_table(pa.table({"prompt": [str(row) for row in range(32)]}), tmp_path / f"{name}.parquet")
-
-    def attempt(number: int = 1, plan: dict[str, Any] | None = None, **changes: Any) -> Any:
-        (tmp_path / "plan.json").write_text(json.dumps(plan or {}))
-        data = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "validation")}
-        reports: list[Any] = []
-        spec = stage(**{"model": str(model), "device": "cpu", **data, **changes})
-        return run_verl_stage(spec, context(number, reports)), reports
-
-    return attempt
-
-
-def failure(run: Callable[..., Any], *arguments: Any, **changes: Any) -> VerlWorkflowError:
-    with pytest.raises(VerlWorkflowError) as caught:
-        run(*arguments, **changes)
-    return caught.value
-
-
-def launched(tmp_path: Path, attempt: int) -> Any:
-    folder = tmp_path / "storage/runs/run/stages/train/attempts" / f"{attempt:03d}"
-    path = folder / "launch.json"
-    return json.loads(path.read_text())["settings"] if path.exists() else None
 
 
 def test_outputs_and_progress(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -91,6 +53,36 @@ def test_killed_and_resumed_from_the_newest_valid_checkpoint(run: Callable[..., 
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_was_wrong_with_a_checkpoint_is_told(run: Callable[..., Any]) -> None:
+    failure(run, 1, {"die": 5, "tear": 4})
+    outputs, _ = run(2)
+    assert outputs["warnings"] == ["the checkpoint of step 4 was set aside as broken-global_step_4: data.pt is missing"]
+
+
+def test_the_best_checkpoint_stays_and_is_told(run: Callable[..., Any], tmp_path: Path) -> None:
+    best = {"mode": "min"}
+    failure(run, 1, {"die": 5}, steps=10, keep_best=best)
+    outputs, _ = run(2, steps=10, keep_best=best, hand_on="best")
+    root = tmp_path / "storage/runs/run/stages/train/checkpoints"
+    assert sorted(folder.name for folder in root.glob("global_step_*")) == [
+        "global_step_10",
+        "global_step_2",
+        "global_step_8",
+    ]
+    assert outputs["best"] == {"path": str(root / "global_step_2"), "step": 2, "metric": "reward", "value": 0.2}
+    assert outputs["checkpoint"]["step"] == 10
+    assert run(3, steps=10)[0]["best"] is None
+
+
+def test_an_attempt_that_comes_after_a_later_one_does_not_begin(run: Callable[..., Any], tmp_path: Path) -> None:
+    failure(run, 1, {"die": 3})
+    root = tmp_path / "storage/runs/run/stages/train/checkpoints"
+    claim(root, "2.3")
+    assert failure(run, 2).code is ErrorCode.FENCED
+    assert launched(tmp_path, 2) is None
+    assert [found.step for found in checkpoints(root)] == [2]
+
+
 def test_a_training_that_was_done_is_not_started_again(run: Callable[..., Any], tmp_path: Path) -> None:
     first, _ = run(1)
     second, _ = run(2)
@@ -123,21 +115,39 @@ def test_dead_numbers_at_the_last_step_are_a_failure(run: Callable[..., Any]) ->
     assert "actor/grad_norm" in str(error)
 
 
-@pytest.mark.parametrize(("kind", "retryable"), [("user", False), ("infrastructure", True), ("memory", False)])
-def test_the_cause_and_the_log_are_in_the_error(run: Callable[..., Any], kind: str, retryable: bool) -> None:
-    error = failure(run, 1, {"error": kind})
+@pytest.mark.parametrize(
+    ("kind", "message", "named", "retryable"),
+    [
+        ("builtins.ValueError", "the cause", "configuration", False),
+        ("ray.exceptions.ActorDiedError", "the cause", "infrastructure", True),
+        ("torch.OutOfMemoryError", "CUDA out of memory: the cause", "memory.gpu", False),
+    ],
+)
+def test_the_cause_and_the_log_are_in_the_error(
+    run: Callable[..., Any], kind: str, message: str, named: str, retryable: bool
+) -> None:
+    error = failure(run, 1, {"error": {"errors": [{"type": kind, "message": message}]}})
     assert (error.code, error.retryable) == (ErrorCode.TRAINING_FAILED, retryable)
-    assert "Y: the cause" in str(error)
+    assert f"the training failed ({named}): {kind.rsplit('.')[-1]}: {message}" in str(error)
     assert "the stand-in is about to fail" in str(error)
 
 
 def test_a_checkpoint_that_verl_cannot_load_is_set_aside(run: Callable[..., Any], tmp_path: Path) -> None:
     failure(run, 1, {"die": 5})
-    assert failure(run, 2, {"last": 4, "error": "checkpoint"}).retryable
+    broken = {"errors": [{"type": "builtins.RuntimeError", "message": "PytorchStreamReader failed reading"}]}
+    assert failure(run, 2, {"last": 4, "error": broken}).retryable
     run(3)
     assert launched(tmp_path, 2)["trainer.resume_from_path"].endswith("global_step_4")
     assert launched(tmp_path, 3)["trainer.resume_from_path"].endswith("global_step_2")
     assert (tmp_path / "storage/runs/run/stages/train/checkpoints/broken-global_step_4").is_dir()
+
+
+def test_files_that_cannot_be_loaded_without_a_checkpoint_are_the_models(run: Callable[..., Any]) -> None:
+    broken = {"errors": [{"type": "safetensors_rust.SafetensorError", "message": "header: MetadataIncompleteBuffer"}]}
+    error = failure(run, 1, {"error": broken})
+    assert "the training failed (configuration)" in str(error)
+    assert "The files of the model itself cannot be loaded" in str(error)
+    assert not error.retryable
 
 
 def test_another_model_in_the_same_place_is_refused(run: Callable[..., Any], tmp_path: Path) -> None:
@@ -183,8 +193,7 @@ def test_a_cluster_that_is_too_small_is_told_at_once(run: Callable[..., Any]) ->
     error = failure(run, 1, device="cuda", gpus_per_node=2, nodes=2)
     assert isinstance(error, UserError)
     assert error.code is ErrorCode.CAPACITY
-    assert "4 GPUs are needed and the cluster has 1" in str(error)
-    assert "21 CPUs are needed and the cluster has 8" in str(error)
+    assert "group 1 of 2, 2 bundles of 1 GPU and 3 CPUs for the trainer on one node fits nowhere" in str(error)
 
 
 def test_a_driver_started_in_a_worker_does_not_take_itself_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from verl_workflow.cli import _options
 from verl_workflow.cli._output import ExitCode, note, print_json, print_line, print_table, reported
+from verl_workflow.cli._words import with_values
 
 if TYPE_CHECKING:
     from verl_workflow.pipeline import PlanReport
@@ -21,23 +22,36 @@ def validate(
 ) -> None:
     """Check a pipeline file: all mistakes at once, each with its place. Touches neither cluster nor storage."""
     with reported(as_json):
-        from verl_workflow.pipeline import define
+        from verl_workflow.pipeline import define, lint_stages
         from verl_workflow.spec import load
 
         document = load(file, _options.params_of(params))
         definition = define(document, storage=_options.pipeline_storage_of(storage))
-        stages = [
-            {"name": stage.name, "kind": stage.kind, "after": sorted(stage.needs())}
+        stages: list[dict[str, Any]] = [
+            {
+                "name": stage.name,
+                "kind": stage.kind,
+                "after": sorted(stage.needs()),
+                "values": dict(member.values) if (member := getattr(stage, "member", None)) else {},
+            }
             for stage in document.pipeline.stages
         ]
+        warnings = lint_stages(document)
         if as_json:
-            found = {"name": document.pipeline.name, "params": dict(document.params), "stages": stages}
+            found = {
+                "warnings": [finding.to_json() for finding in warnings],
+                "name": document.pipeline.name,
+                "params": dict(document.params),
+                "stages": stages,
+            }
             print_json({"valid": True, "file": str(document.path), **found, "storage": definition.storage})
             return
         print_line(f"{file} is valid: pipeline {document.pipeline.name}, {len(stages)} stages")
         for stage in stages:
             after = f" after {', '.join(stage['after'])}" if stage["after"] else ""
-            print_line(f"  {stage['name']} ({stage['kind']}){after}")
+            print_line(f"  {stage['name']} ({stage['kind']}){with_values('', stage['values'])}{after}")
+        for finding in warnings:
+            note(f"warning: {finding.where}: {finding.what}. {finding.remedy}")
 
 
 def plan(
@@ -82,7 +96,7 @@ def _show(report: PlanReport) -> None:
 
     table = Table("stage", "kind", "action", "needs", "why", box=None, pad_edge=False, header_style="bold")
     for row in report.rows:
-        table.add_row(row.stage, row.kind, row.action, _amounts(row.needs), row.why)
+        table.add_row(with_values(row.stage, row.values), row.kind, row.action, _amounts(row.needs), row.why)
     print_table(table)
     if report.cluster is not None:
         print_line(f"cluster: {_amounts(report.cluster)}")

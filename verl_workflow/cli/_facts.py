@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
@@ -20,12 +20,17 @@ MODEL = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptFacts:
-    """One try at a stage. Times are Unix seconds; `outcome` is how it ended, in words, empty while it goes on."""
+    """One try at a stage.
+
+    Times are Unix seconds; `outcome` is how it ended, in words, empty while it goes on; `error` is the first line of
+    what it failed by.
+    """
 
     number: int
     started_at: float
     ended_at: float | None = None
     outcome: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +39,12 @@ class StageFacts:
 
     Attributes:
         kind: as in the pipeline, or ``model``.
-        status: ``waiting``, ``running``, ``retrying``, ``interrupted``, ``succeeded``, ``failed`` or ``cancelled``.
+        values: the combination of a matrix that a member stands for.
+        status: ``waiting``, ``running``, ``retrying``, ``interrupted``, ``succeeded``, ``failed``, ``tolerated``
+            (failed, and the run goes on without it) or ``cancelled``.
         attempt: number of the latest try, 0 before the first.
         done, total, unit: progress counted in `unit`, ``step`` or ``row``.
+        warning: what a guard of a training has said last.
         step_seconds: of the latest step. eta, elapsed: in seconds.
         reused_from: id of the run whose result stands in.
         error: see `VerlWorkflowError.to_json`.
@@ -45,8 +53,10 @@ class StageFacts:
     name: str
     kind: str
     status: str
+    values: Mapping[str, Any] = field(default_factory=dict)
     attempt: int = 0
     phase: str = ""
+    warning: str = ""
     done: int | None = None
     total: int | None = None
     unit: str = "step"
@@ -61,16 +71,18 @@ class StageFacts:
 
     @property
     def ended(self) -> bool:
-        return self.status in {"succeeded", "failed", "cancelled"}
+        return self.status in {"succeeded", "failed", "tolerated", "cancelled"}
 
     def to_json(self) -> dict[str, Any]:
         return {
             "stage": self.name,
             "kind": self.kind,
+            "values": dict(self.values),
             "status": self.status,
             "attempt": self.attempt,
             "progress": {
                 "phase": self.phase,
+                "warning": self.warning,
                 "done": self.done,
                 "total": self.total,
                 "unit": self.unit,
@@ -91,7 +103,8 @@ class RunFacts:
 
     Attributes:
         status: ``pending``, ``running``, ``resumable``, ``succeeded``, ``failed``, ``cancelled`` or ``damaged``.
-        storage: URI. artifacts: folder of the bulk data, empty when it is not known.
+        storage: URI. artifacts: folder of the bulk data, empty when it is not known. source: the pipeline's file, empty
+            when it is not known.
         elapsed: seconds from the first start to the end, or to the last sign of life.
         heartbeat_age: seconds since the driver's last sign of life, None when there was none.
         epoch: how many drivers have taken the run.
@@ -103,6 +116,7 @@ class RunFacts:
     storage: str
     artifacts: str
     stages: tuple[StageFacts, ...]
+    source: str = ""
     epoch: int = 0
     owner: Mapping[str, Any] | None = None
     started_at: float | None = None
@@ -168,6 +182,8 @@ def facts_of(state: RunState, storage: str, *, values: bool = False, now: float 
         else StageFacts(name=name, kind=kind, status="cancelled" if status == "cancelled" else "waiting")
         for name, kind in _names(state, outline)
     ]
+    members = {stage.name: stage.values for stage in outline.stages}
+    stages = [replace(stage, values=members.get(stage.name, {})) for stage in stages]
     last = state.ended_at or (now if alive else state.updated_at)
     return RunFacts(
         run_id=state.run_id,
@@ -176,6 +192,7 @@ def facts_of(state: RunState, storage: str, *, values: bool = False, now: float 
         storage=storage,
         artifacts=outline.artifacts,
         stages=tuple(stages),
+        source=source if isinstance(source := state.definition.get("source"), str) else "",
         epoch=state.epoch,
         owner=state.owner,
         started_at=state.created_at,
@@ -227,7 +244,10 @@ def _stage(name: str, kind: str, step: StepState, value: Any, alive: bool, now: 
         status = "interrupted"
     elif status == "waiting" and latest is not None:
         status = "retrying" if alive else "interrupted"
-    error = latest.error if latest is not None and status != "succeeded" else None
+    error: Mapping[str, Any] | None = latest.error if latest is not None and status != "succeeded" else None
+    tolerated = (step.progress or {}).get("tolerated")
+    if status == "succeeded" and isinstance(tolerated, Mapping):
+        status, error, value = "tolerated", tolerated, None
     return StageFacts(
         name=name,
         kind=kind,
@@ -243,6 +263,7 @@ def _stage(name: str, kind: str, step: StepState, value: Any, alive: bool, now: 
                 started_at=attempt.started_at,
                 ended_at=attempt.ended_at,
                 outcome=_outcome(attempt, step, last=attempt is latest, alive=alive),
+                error=next(iter(str((attempt.error or {}).get("message", "")).splitlines()), ""),
             )
             for attempt in step.attempts
         ),
@@ -271,7 +292,9 @@ def _outcome(attempt: Attempt, step: StepState, *, last: bool, alive: bool) -> s
 
 def _progress(facts: Mapping[str, Any], status: str, value: Any) -> dict[str, Any]:
     """What a stage has reported, whatever its kind calls it."""
-    found: dict[str, Any] = {"phase": phase if isinstance(phase := facts.get("phase"), str) else ""}
+    found: dict[str, Any] = {
+        name: told if isinstance(told := facts.get(name), str) else "" for name in ("phase", "warning")
+    }
     if "step" in facts:
         found |= {"done": _number(facts, "step"), "total": _number(facts, "total")}
     elif "rows_done" in facts:

@@ -218,6 +218,7 @@ def _lineage(version: ModelVersion) -> list[str]:
         "run": f"{lineage.run}, stage {lineage.stage}{pipeline}",
         "files": f"{len(version.files)}, {version.artifact.bytes} bytes, sha256 {version.artifact.sha256[:12]}",
         "trained from": _digest(lineage.parent),
+        "gone on from": lineage.extends,
         "champion then": lineage.champion,
         "data": ", ".join(f"{name} {_digest(digest)}" for name, digest in lineage.data.items()),
         "config": _digest(lineage.config),

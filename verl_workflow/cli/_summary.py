@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from verl_workflow.cli._facts import RunFacts, StageFacts
-from verl_workflow.cli._words import command, duration, figure, location, short
+from verl_workflow.cli._view import first_line
+from verl_workflow.cli._words import command, duration, figure, location, run_anew, short, with_values
 from verl_workflow.errors import ErrorCode, VerlWorkflowError
 
 _TRACE_LINES = 12
@@ -25,13 +27,17 @@ _MENDED_IN_THE_PIPELINE = frozenset(
 # What is wrong may be a file, which a resumed run reads again, or what the pipeline says of it.
 _MENDED_IN_THE_DATA = frozenset({ErrorCode.DATA_INVALID.value, ErrorCode.FILE_MISSING.value})
 
+# Classes of failure of a training: what is wrong may be the stage as it is written, or the machines.
+_MENDED_EITHER_WAY = frozenset({"configuration", "data", "memory.gpu"})
+_NEEDING_ANOTHER_PIPELINE = frozenset({"reward", "numeric"})
+
 
 def summary(facts: RunFacts) -> list[str]:
     """The lines to print when a run has ended, or when its state is asked for."""
     lines = [f"run {facts.run_id}: {facts.status} after {duration(facts.elapsed)}"]
-    width = max([len("storage:"), *(len(stage.name) for stage in facts.stages)])
-    for stage in facts.stages:
-        lines.append(f"  {stage.name:<{width}}  {result(stage)}")
+    names = [with_values(stage.name, stage.values) for stage in facts.stages]
+    width = max(map(len, ["storage:", *names]))
+    lines += [f"  {name:<{width}}  {result(stage)}" for name, stage in zip(names, facts.stages, strict=True)]
     places = {"storage:": location(facts.storage)}
     if facts.artifacts:
         places["files:"] = f"{facts.artifacts}/runs/{facts.run_id}"
@@ -43,34 +49,64 @@ def summary(facts: RunFacts) -> list[str]:
     return lines
 
 
-def advice(facts: RunFacts, lost: object | None = None) -> list[str]:
+def advice(facts: RunFacts, lost: object | None = None, *, told: Collection[str] | None = None) -> list[str]:
     """What went wrong and what to do about it; empty for a run that succeeded or goes on.
 
     Args:
         lost: why the driver stopped without ending the run.
+        told: stages whose errors `explain` has told, so that neither they nor `explain` need be named; None elsewhere.
     """
     failed = [stage for stage in facts.stages if stage.status == "failed"]
-    lines = [line for stage in failed if stage.error for line in _told(stage.name, stage.error)]
-    if not lines and facts.error:
-        lines = _told("", facts.error)
+    errors = {stage.name: stage.error for stage in failed if stage.error}
+    if not errors and facts.error:
+        errors = {"": facts.error}
+    lines = [line for name, error in errors.items() if name not in (told or ()) for line in _told(name, error)]
     if lost is not None:
         lines.append(f"error: {lost}")
     lines += [f"log: {command('logs', facts.run_id, facts.storage, '--stage', stage.name)}" for stage in failed]
+    if told is None and any(stage.kind == "verl" for stage in failed):
+        lines.append(f"why, and what it cost: {command('explain', facts.run_id, facts.storage)}")
     # A run that another driver has taken goes on there.
     taken = isinstance(lost, VerlWorkflowError) and lost.code is ErrorCode.FENCED
+    if facts.status == "cancelled" and told is not None:
+        return [*lines, f"a cancelled run cannot be resumed; start a new one{_anew(facts)}"]
     codes = {stage.error.get("code") for stage in failed if stage.error}
-    if codes & _MENDED_IN_THE_PIPELINE:
-        lines.append("mend the pipeline or its code and start a new run: finished stages are re-used")
-    elif codes & _MENDED_IN_THE_DATA:
-        lines.append("mend the pipeline and start a new run: finished stages are re-used")
-        lines.append(f"or, once files that it names are mended: {command('resume', facts.run_id, facts.storage)}")
+    classes = _classes(facts, failed)
+    if codes & _MENDED_IN_THE_PIPELINE or classes & _NEEDING_ANOTHER_PIPELINE:
+        lines.append(f"mend the pipeline or its code and start a new run{_anew(facts)}")
+    elif codes & _MENDED_IN_THE_DATA or classes & _MENDED_EITHER_WAY:
+        lines.append(f"mend the pipeline and start a new run{_anew(facts)}")
+        once = (
+            "once files that it names are mended"
+            if codes & _MENDED_IN_THE_DATA
+            else "once the machine or data is mended"
+        )
+        lines.append(f"or, {once}: {command('resume', facts.run_id, facts.storage)}")
     elif facts.resumable or (lost is not None and not taken):
         lines.append(f"resume with: {command('resume', facts.run_id, facts.storage)}")
     return lines
 
 
+def _anew(facts: RunFacts) -> str:
+    kept = "finished stages are re-used"
+    return f" ({kept}): {run_anew(facts.source, facts.storage)}" if facts.source else f": {kept}"
+
+
+def _classes(facts: RunFacts, failed: Sequence[StageFacts]) -> set[str]:
+    """Of what trainings failed, as they recorded it."""
+    if not facts.artifacts or not any(stage.kind == "verl" for stage in failed):
+        return set()
+    from verl_workflow.training._history import last_failure
+
+    stages = Path(facts.artifacts) / "runs" / facts.run_id / "stages"
+    failures = [last_failure(stages / stage.name) for stage in failed if stage.kind == "verl"]
+    return {failure.kind.value for failure in failures if failure is not None}
+
+
 def result(stage: StageFacts) -> str:
     """A stage's result in one line."""
+    if stage.status == "tolerated":
+        return f"failed, and the run went on without it: {first_line(stage.error or {})}"
     if stage.status != "succeeded":
         return f"{stage.status} in attempt {stage.attempt}" if stage.attempt else "not started"
     told = _TELLERS.get(stage.kind, _python)(stage.value)
@@ -102,7 +138,8 @@ def _data(value: Any) -> str:
 def _verl(value: Any) -> str:
     reward = value["reward"]
     figures = f"{figure(reward['first'])} -> {figure(reward['last'])} (best {figure(reward['best'])})"
-    return f"reached step {value['step']}, reward {figures}"
+    warned = f", warned: {'; '.join(value['warnings'])}" if value.get("warnings") else ""
+    return f"reached step {value['step']}, reward {figures}{warned}"
 
 
 def _evaluate(value: Any) -> str:
@@ -113,6 +150,13 @@ def _evaluate(value: Any) -> str:
         else "no champion yet"
     )
     return f"candidate {_scores(candidate)}, {against}, on {value['rows']} rows"
+
+
+def _choose(value: Any) -> str:
+    failed = sum(row.get("error") is not None for row in value["table"])
+    rest = f", {failed} of which failed" if failed else ""
+    values = ", ".join(f"{name} {each}" for name, each in value["values"].items())
+    return f"{value['winner']} ({values}) is best of {len(value['table'])}{rest}: {figure(value['figure'])}"
 
 
 def _promote(value: Any) -> str:
@@ -151,5 +195,6 @@ _TELLERS: Mapping[str, Callable[[Any], str]] = {
     "data": _guarded(_data),
     "verl": _guarded(_verl),
     "evaluate": _guarded(_evaluate),
+    "choose": _guarded(_choose),
     "promote": _guarded(_promote),
 }

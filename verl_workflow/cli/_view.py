@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_workflow.cli._facts import RunFacts, StageFacts
 from verl_workflow.cli._output import interactive, note
-from verl_workflow.cli._words import duration, figure, pace
+from verl_workflow.cli._words import duration, figure, pace, with_values
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,6 +19,7 @@ STYLES = {
     "retrying": "yellow",
     "succeeded": "green",
     "failed": "bold red",
+    "tolerated": "yellow",
     "interrupted": "yellow",
     "resumable": "yellow",
     "cancelled": "yellow",
@@ -133,6 +134,8 @@ def progress(stage: StageFacts) -> str:
         parts.append(pace(stage.step_seconds))
     if stage.eta is not None:
         parts.append(f"ETA {duration(stage.eta)}")
+    if stage.warning:
+        parts.append(f"warning: {stage.warning}")
     return ", ".join(parts)
 
 
@@ -148,7 +151,7 @@ def table(facts: RunFacts) -> RenderableType:
     for stage in facts.stages:
         status = "re-used" if stage.reused_from else stage.status
         rows.add_row(
-            stage.name,
+            with_values(stage.name, stage.values),
             Text(status, style=STYLES.get(stage.status, "")),
             str(stage.attempt) if stage.attempt else "-",
             _bar(stage),
@@ -164,7 +167,12 @@ def table(facts: RunFacts) -> RenderableType:
         (facts.status, STYLES.get(facts.status, "")),
         f"  {duration(facts.elapsed)}",
     )
-    return Group(head, rows)
+    warnings = [
+        Text(f"{stage.name}: {stage.warning}", style="yellow")
+        for stage in facts.stages
+        if stage.warning and stage.status == "running"
+    ]
+    return Group(head, rows, *warnings)
 
 
 _LEFT = ("stage", "status", "progress")

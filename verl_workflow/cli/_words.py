@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
@@ -14,6 +15,8 @@ from verl_workflow.stored_json import is_number
 
 if TYPE_CHECKING:
     from verl_workflow.cli._facts import RunFacts
+
+_SHORT_VALUE = 30
 
 
 def duration(seconds: float | None) -> str:
@@ -59,6 +62,11 @@ def pace(seconds: float | None) -> str:
     return f"{seconds:.1f} s/step" if seconds >= 1 else f"{1 / seconds:.1f} step/s"
 
 
+def with_values(name: str, values: Mapping[str, Any]) -> str:
+    """A stage's name, and the combination of a matrix that it stands for: ``train-2 learning_rate=0.005``."""
+    return " ".join([name, *(f"{key}={short(value, _SHORT_VALUE)}" for key, value in values.items())])
+
+
 def short(value: Any, limit: int = 100) -> str:
     """A value as one line of JSON, cut at `limit` characters."""
     text = ""
@@ -77,9 +85,15 @@ def location(storage: str) -> str:
 
 def command(verb: str, run_id: str, storage: str, *more: str) -> str:
     """A command line for this run that can be pasted; the storage is left out when it is the default one."""
+    return shlex.join(["verl-workflow", verb, run_id, *more, *_in_storage(storage)])
+
+
+def run_anew(source: str, storage: str) -> str:
+    """A command line that starts a new run of a pipeline's file in the same storage."""
+    return shlex.join(["verl-workflow", "run", source, *_in_storage(storage)])
+
+
+def _in_storage(storage: str) -> list[str]:
     from verl_workflow.storage import absolute_uri
 
-    words = ["verl-workflow", verb, run_id, *more]
-    if storage != absolute_uri(DEFAULT_STORAGE):
-        words += ["--storage", location(storage)]
-    return shlex.join(words)
+    return [] if storage == absolute_uri(DEFAULT_STORAGE) else ["--storage", location(storage)]

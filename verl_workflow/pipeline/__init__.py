@@ -2,7 +2,7 @@
 
 from verl_workflow.pipeline._cluster import connect
 from verl_workflow.pipeline._context import StageContext
-from verl_workflow.pipeline._definition import Definition, define
+from verl_workflow.pipeline._definition import Definition, define, lint_stages
 from verl_workflow.pipeline._plan import PlanReport, PlanRow, plan
 from verl_workflow.pipeline._run import Run, resume, start
 
@@ -14,6 +14,7 @@ __all__ = [
     "StageContext",
     "connect",
     "define",
+    "lint_stages",
     "plan",
     "resume",
     "start",

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from verl_workflow.artifacts import Artifact
-from verl_workflow.errors import ErrorCode, UserError
+from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.pipeline._choose import choose
 from verl_workflow.pipeline._context import StageContext
 from verl_workflow.pipeline._definition import Definition
+from verl_workflow.pipeline._tolerance import failure_of, passed_over, tolerant
 from verl_workflow.spec import (
+    ChooseStage,
     DataStage,
     EvaluateStage,
     PromoteStage,
@@ -26,20 +29,42 @@ from verl_workflow.spec import (
     VerlStage,
 )
 from verl_workflow.spec._fields import REFERENCE
+from verl_workflow.spec._stage import MatrixStage
 from verl_workflow.workflow import Plan, RetryPolicy, Step, StepContext
 
 MODEL_STEP = "model"
 # Their result depends on nothing but what is in the key: an evaluation depends on who is champion, a promotion acts on
 # the world, and a user's function may do anything.
 _REUSABLE = (DataStage, VerlStage)
-_NOT_IN_KEY = {"name", "after", "retry", "timeout"}
+_NOT_IN_KEY = {
+    "name",
+    "after",
+    "retry",
+    "timeout",
+    "matrix",
+    "exclude",
+    "failures",
+    "member",
+    "guards",
+    "deadlines",
+    "trackers",
+    "placement",
+    "warm_start",
+    "keep",
+}
+_UNLIMITED = 1_000_000
 
 
 def compile_run(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
     """The plan of a stored run: what the driver is given to execute, on the cluster it is connected to."""
     from verl_workflow.training import cluster_device
 
-    return compile_plan(Definition.from_json(definition), gpus=cluster_device() == "cuda")
+    made = Definition.from_json(definition)
+    if any(isinstance(stage, VerlStage) and stage.warm_start for stage in made.pipeline.stages):
+        from verl_workflow.warm import warm_up
+
+        warm_up()
+    return compile_plan(made, gpus=cluster_device() == "cuda")
 
 
 def compile_plan(definition: Definition, *, gpus: bool = False) -> Plan:
@@ -59,13 +84,13 @@ def compile_plan(definition: Definition, *, gpus: bool = False) -> Plan:
             )
         )
     for stage in definition.pipeline.stages:
-        mentioned = set(_mentions(stage))
+        previous = previous_member(definition, stage, gpus=gpus)
         steps.append(
             Step(
                 name=stage.name,
                 call=_StageCall(definition=definition, stage=stage),
-                after=tuple(sorted(mentioned - {"params"})),
-                retry=RetryPolicy(attempts=stage.retry.attempts, backoff_s=stage.retry.backoff),
+                after=tuple(sorted({*inputs_of(definition, stage), *previous})),
+                retry=_retries(stage),
                 timeout_s=stage.timeout,
                 num_cpus=stage.cpus if isinstance(stage, PythonStage) else 0.0,
                 num_gpus=_gpus(stage, gpus),
@@ -76,9 +101,38 @@ def compile_plan(definition: Definition, *, gpus: bool = False) -> Plan:
     return Plan(steps=tuple(steps))
 
 
+def inputs_of(definition: Definition, stage: Stage) -> frozenset[str]:
+    """The steps whose values the stage gets, or that have to have succeeded before."""
+    pipeline = definition.pipeline
+    named = set(_mentions(stage)) - {"params"}
+    many = {name: [each.name for each in pipeline.members(name)] for name in named}
+    return frozenset(step for name in named for step in many[name] or [name])
+
+
+def previous_member(definition: Definition, stage: Stage, *, gpus: bool = False) -> frozenset[str]:
+    """The member of the same matrix that the stage waits for, though it needs nothing of it; empty when there is none.
+
+    What reserves nothing of its own for its step would otherwise be there as often as there are members: a training
+    would wait for the cluster with its time running, and the models of all evaluations be in memory at once.
+    """
+    member = getattr(stage, "member", None)
+    if member is None or isinstance(stage, PythonStage) or _gpus(stage, gpus):
+        return frozenset()
+    names = [each.name for each in definition.pipeline.members(member.of)]
+    place = names.index(stage.name)
+    return frozenset(names[place - 1 : place] if place else ())
+
+
 def reusable(definition: Definition, stage: Stage) -> bool:
     """Whether an earlier run's result may stand in for this stage."""
     return definition.reuse and isinstance(stage, _REUSABLE)
+
+
+def _retries(stage: Stage) -> RetryPolicy:
+    if not isinstance(stage, VerlStage):
+        return RetryPolicy(attempts=stage.retry.attempts, backoff_s=stage.retry.backoff)
+    # A verl stage knows what its failures cost, and says of each whether another attempt follows.
+    return RetryPolicy(attempts=_UNLIMITED, crashes=stage.retry.attempts - 1, backoff_s=stage.retry.backoff)
 
 
 def _gpus(stage: Stage, there: bool) -> float:
@@ -88,7 +142,10 @@ def _gpus(stage: Stage, there: bool) -> float:
 
 
 def verify_artifacts(value: Any) -> None:
-    """Raise unless every artifact named in a step's value is on disk with the recorded content."""
+    """Raise unless the step had succeeded, and every artifact in its value is on disk with the recorded content."""
+    if (failure := failure_of(value)) is not None:
+        what = f"it had failed: {failure.get('message', '')}"
+        raise VerlWorkflowError(ErrorCode.STEP_FAILED, what, remedy="The stage runs again.")
     # Without recursion: a value may be nested as deeply as JSON allows.
     left = [value]
     while left:
@@ -119,6 +176,17 @@ class _StageCall:
     stage: Any
 
     def __call__(self, context: StepContext) -> Any:
+        if not isinstance(self.stage, MatrixStage) or self.stage.member is None:
+            return self._run(context)
+        needed = {name: context.inputs[name] for name in self.stage.needs() & context.inputs.keys()}
+        if (passed := passed_over(needed)) is not None:
+            context.report({"phase": "passed over", "tolerated": failure_of(passed)})
+            return passed
+        if self.stage.failures == "tolerate":
+            return tolerant(self.stage, context.attempt, lambda: self._run(context), context.report)
+        return self._run(context)
+
+    def _run(self, context: StepContext) -> Any:
         model = context.inputs.get(MODEL_STEP)
         stage_context = StageContext(
             run_id=context.run_id,
@@ -134,6 +202,8 @@ class _StageCall:
             report=context.report,
         )
         stage_context.attempt_dir.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.stage, ChooseStage):
+            return choose(self.stage, self.definition.pipeline, context.inputs)
         return _run_stage(self.stage, stage_context)
 
 
@@ -232,12 +302,23 @@ class _StageKey:
     stage: Any
 
     def __call__(self, inputs: Mapping[str, Any]) -> str:
+        spec = _by_content(spec_in_key(self.stage), inputs)
+        if isinstance(self.stage, VerlStage) and self.stage.extends:
+            spec["extends"] = self._extended(self.stage)
         identity = {
-            "spec": _by_content(spec_in_key(self.stage), inputs),
+            "spec": spec,
             "code": self.definition.code_digest,
             "versions": dict(self.definition.versions),
         }
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+    def _extended(self, stage: VerlStage) -> Any:
+        """By content: a run of that id may have been deleted, and another have the id."""
+        from verl_workflow.training import extended
+
+        found = extended(stage, self.definition.storage)
+        assert found is not None, "the stage extends something"
+        return {"step": found.step, **found.content}
 
 
 def spec_in_key(stage: Stage) -> dict[str, Any]:

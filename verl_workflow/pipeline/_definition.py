@@ -17,6 +17,7 @@ from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.paths import absolute
 from verl_workflow.spec import DataStage, Document, Pipeline, VerlStage
 from verl_workflow.storage import Store, absolute_uri
+from verl_workflow.verl_config import Finding
 from verl_workflow.workflow import damaged
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -169,6 +170,32 @@ def check_training(document: Document) -> list[UserError]:
             place = partial(_place, document, stage.name)
             errors.extend(check_verl_stage(stage, where=place))
     return errors
+
+
+def check_extended(definition: Definition) -> list[UserError]:
+    """What keeps verl stages from extending the runs that they name, as far as the storage tells."""
+    from verl_workflow.training import extended
+
+    errors: list[UserError] = []
+    for stage in definition.pipeline.stages:
+        if isinstance(stage, VerlStage):
+            try:
+                extended(stage, definition.storage)
+            except UserError as error:
+                errors.append(error)
+    return errors
+
+
+def lint_stages(document: Document) -> list[Finding]:
+    """What the pipeline's verl stages are warned of, each with its place in the file; errors are told by `define`."""
+    from verl_workflow.training import warn_of_verl_stage
+
+    return [
+        finding
+        for stage in document.pipeline.stages
+        if isinstance(stage, VerlStage)
+        for finding in warn_of_verl_stage(stage, where=partial(_place, document, stage.name))
+    ]
 
 
 def check_data(document: Document) -> list[UserError]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
 from verl_workflow.outline import outline_of
 from verl_workflow.pipeline._changes import changes
-from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, verify_artifacts
-from verl_workflow.pipeline._definition import Definition, define
+from verl_workflow.pipeline._compile import MODEL_STEP, compile_plan, inputs_of, verify_artifacts
+from verl_workflow.pipeline._definition import Definition, check_extended, define
 from verl_workflow.spec import DataStage, Document, VerlStage
 from verl_workflow.storage import Store
 from verl_workflow.workflow import RunState, RunStatus, Step, list_runs, read_earlier
@@ -25,6 +25,7 @@ class PlanRow:
         action: ``run``, ``reuse``, or ``unknown`` when it depends on results that do not exist yet.
             Why a stage is ``unknown`` names the result that stands in should its inputs be those of the last run.
         why: a clause. needs: logical resources by Ray's names, at their peak.
+        values: the combination of the matrix that a member stands for.
     """
 
     stage: str
@@ -32,6 +33,7 @@ class PlanRow:
     action: str
     why: str
     needs: Mapping[str, float]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +67,17 @@ def plan(
         VerlWorkflowError(CLUSTER_UNREACHABLE): the cluster does not answer.
     """
     definition = define(document, storage=storage, reuse=reuse)
-    cluster = _cluster_resources(address) if connect_cluster else None
+    cluster, nodes = _cluster(address) if connect_cluster else (None, [])
     foresight = _Foresight(store=Store(definition.storage), definition=definition)
     rows = []
-    problems = []
+    problems = check_extended(definition)
     for step in compile_plan(definition, gpus=_has_accelerators(cluster or {})).in_order():
         needs = _needs(definition, step)
         action, why = foresight.decide(step)
-        rows.append(PlanRow(stage=step.name, kind=_kind(definition, step.name), action=action, why=why, needs=needs))
+        kind, values = _kind(definition, step.name), _values(definition, step.name)
+        rows.append(PlanRow(stage=step.name, kind=kind, action=action, why=why, needs=needs, values=values))
         if cluster is not None and action != "reuse":
-            problems.extend(_missing(step.name, needs, cluster))
+            problems.extend(_missing(definition, step, needs, cluster, nodes))
     return PlanReport(rows=tuple(rows), problems=tuple(problems), cluster=cluster)
 
 
@@ -97,15 +100,19 @@ class _Foresight:
             if step.name == MODEL_STEP:
                 return "run", "it is made, or found by its content if it was made before"
             return "run", "stages of this kind are run every time"
-        missing = [name for name in step.after if name not in self.known]
+        inputs = sorted(inputs_of(self.definition, self.definition.pipeline.stage(step.name)))
+        missing = [name for name in inputs if name not in self.known]
         if missing:
             return "unknown", f"depends on what {', '.join(missing)} will yield"
-        assumed = frozenset[str]().union(*(self.assumed[name] for name in step.after))
+        assumed = frozenset[str]().union(*(self.assumed[name] for name in inputs))
         try:
-            key = step.key({name: self.known[name] for name in step.after})
+            key = step.key({name: self.known[name] for name in inputs})
         except (LookupError, TypeError, AttributeError) as error:
             # Results are taken as they are recorded, and need not be what the stage refers to.
-            return "run", f"what {', '.join(step.after)} yielded lacks what the stage refers to ({error!r})"
+            return "run", f"what {', '.join(inputs)} yielded lacks what the stage refers to ({error!r})"
+        except UserError as error:
+            # It is among the plan's problems.
+            return "run", error.what
         origin = ""
         try:
             found = read_earlier(self.store, key)
@@ -172,6 +179,11 @@ def _kind(definition: Definition, name: str) -> str:
     return MODEL_STEP if name == MODEL_STEP else str(definition.pipeline.stage(name).kind)
 
 
+def _values(definition: Definition, name: str) -> dict[str, Any]:
+    member = None if name == MODEL_STEP else getattr(definition.pipeline.stage(name), "member", None)
+    return {} if member is None else dict(member.values)
+
+
 def _needs(definition: Definition, step: Step) -> dict[str, float]:
     stage = None if step.name == MODEL_STEP else definition.pipeline.stage(step.name)
     if isinstance(stage, VerlStage):
@@ -187,12 +199,22 @@ def _has_accelerators(cluster: Mapping[str, float]) -> bool:
     return any(name.startswith("accelerator_type:") for name in cluster)
 
 
-def _missing(name: str, needs: Mapping[str, float], cluster: Mapping[str, float]) -> list[UserError]:
+def _missing(
+    definition: Definition, step: Step, needs: Mapping[str, float], cluster: Mapping[str, float], nodes: Sequence[Any]
+) -> list[UserError]:
+    stage = None if step.name == MODEL_STEP else definition.pipeline.stage(step.name)
+    if isinstance(stage, VerlStage):
+        from verl_workflow.training import lacking_resources
+
+        lacking = lacking_resources(stage, nodes)
+        remedy = "Add nodes, ask for less, or say `placement: {autoscaled: true}` if nodes come by themselves."
+        what = f"the training does not fit on the cluster: {lacking}"
+        return [UserError(ErrorCode.CAPACITY, what, where=step.name, remedy=remedy)] if lacking else []
     return [
         UserError(
             ErrorCode.CAPACITY,
             f"the stage needs {amount:g} {resource} and the cluster has {cluster.get(resource, 0):g}",
-            where=name,
+            where=step.name,
             remedy=f"Add nodes with {resource}, or ask for less in the stage.",
         )
         for resource, amount in needs.items()
@@ -200,17 +222,20 @@ def _missing(name: str, needs: Mapping[str, float], cluster: Mapping[str, float]
     ]
 
 
-def _cluster_resources(address: str | None) -> dict[str, float]:
+def _cluster(address: str | None) -> tuple[dict[str, float], Sequence[Any]]:
+    """The cluster's resources in all, and its nodes."""
     import ray
 
     from verl_workflow.pipeline._cluster import connect
+    from verl_workflow.training import cluster_nodes
 
     connect(address)
     try:
-        return {
+        resources = {
             name: float(amount)
             for name, amount in ray.cluster_resources().items()
             if not name.startswith(("node:", "memory", "object_store"))
         }
+        return resources, cluster_nodes()
     finally:
         ray.shutdown()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_workflow import code
-from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.errors import ErrorCode, UserError, UserErrors, VerlWorkflowError
 from verl_workflow.pipeline._cluster import NAMESPACE, check_answers, connect
-from verl_workflow.pipeline._definition import Definition
+from verl_workflow.pipeline._definition import Definition, check_extended
 from verl_workflow.spec import load
 from verl_workflow.storage import Store
 from verl_workflow.workflow import (
@@ -66,11 +66,14 @@ def start(definition: Definition, *, address: str | None = None) -> Run:
 
     Raises:
         UserError(RUN_EXISTS): the id is taken.
+        UserErrors: a stage cannot extend the run that it names.
         VerlWorkflowError: CLUSTER_UNREACHABLE, nothing was started or recorded; CAPACITY, it was recorded and can be
             resumed.
     """
     store = Store(definition.storage)
     _refuse_existing(store, definition)
+    if errors := check_extended(definition):
+        raise UserErrors(errors)
     # Before anything is written: what lies in its folder later may be of another who starts the same id.
     check_answers(address)
     _copy_code(definition)

@@ -27,7 +27,7 @@ def read_lineage(store: Store, ctx: StageContext, evaluation: Mapping[str, Any])
     if ctx.model is not None:
         outputs.setdefault("model", ctx.model.to_json())
     pipeline = definition.get("pipeline") or {}
-    data, parent = _training(pipeline, outputs, evaluation["model"]["sha256"])
+    data, parent, origin = _training(pipeline, outputs, evaluation["model"]["sha256"])
     answered = _digest(evaluation.get("data"))
     champion = evaluation.get("champion") or {}
     return Lineage(
@@ -40,6 +40,7 @@ def read_lineage(store: Store, ctx: StageContext, evaluation: Mapping[str, Any])
         code=definition.get("code_digest"),
         data=data | ({"evaluation": answered} if answered else {}),
         parent=parent,
+        extends=None if origin is None else f"{origin['run']}/{origin['stage']}",
         champion=champion.get("version"),
         versions=dict(definition.get("versions") or {}),
     )
@@ -59,15 +60,15 @@ def run_state(store: Store, run_id: str) -> RunState | None:
 
 def _training(
     pipeline: Mapping[str, Any], outputs: Mapping[str, Any], sha256: str
-) -> tuple[dict[str, str], str | None]:
-    """Digests of the data, and of the model at the start, of the verl stage whose model this is."""
+) -> tuple[dict[str, str], str | None, Mapping[str, Any] | None]:
+    """Of the verl stage whose model this is: digests of its data and of the model at the start, and what it extends."""
     for stage in pipeline.get("stages") or []:
         made = outputs.get(stage["name"])
         if stage["kind"] == "verl" and isinstance(made, Mapping) and _digest(made.get("model")) == sha256:
             found = {name: _digest(_referred(stage[name], outputs)) for name in ("train", "validation")}
             data = {name: digest for name, digest in found.items() if digest}
-            return data, _digest(_referred(stage["model"], outputs))
-    return {}, None
+            return data, _digest(_referred(stage["model"], outputs)), made.get("extended")
+    return {}, None, None
 
 
 def _referred(text: str, outputs: Mapping[str, Any]) -> Any:

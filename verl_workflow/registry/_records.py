@@ -34,7 +34,8 @@ class Lineage:
         run, stage, epoch, attempt: what registered it.
         pipeline: its name. config, code: digests of the resolved pipeline and of the user's code.
         data: sha256 by name, such as ``train``, ``validation`` and ``evaluation``.
-        parent: sha256 of the model it was trained from. champion: the version it was evaluated against.
+        parent: sha256 of the model it was trained from. extends: ``run/stage`` whose last checkpoint that training went
+            on from. champion: the version it was evaluated against.
         versions: of the tools that shaped it.
     """
 
@@ -47,6 +48,7 @@ class Lineage:
     code: str | None = None
     data: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
+    extends: str | None = None
     champion: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,7 +118,7 @@ class ModelVersion:
                 attempt=lineage.field("attempt", int, 1),
                 **{
                     name: lineage.field(name, str, None)
-                    for name in ("pipeline", "config", "code", "parent", "champion")
+                    for name in ("pipeline", "config", "code", "parent", "extends", "champion")
                 },
                 data=lineage.texts("data"),
                 versions=lineage.texts("versions"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import glob
 import importlib.util
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,69 +14,21 @@ from verl_workflow.errors import ErrorCode, UserError
 from verl_workflow.gates import GATE_NAMES, check_gate
 from verl_workflow.spec import _functions
 from verl_workflow.spec._cycles import cycle_from
+from verl_workflow.spec._draft import Draft, Part, texts_in
 from verl_workflow.spec._fields import FUNCTION_PATTERN, REFERENCE, FieldPath
+from verl_workflow.spec._graph import Graph
 from verl_workflow.spec._gym import unknown_dataset
-from verl_workflow.spec._model import CLASSES, OUTPUTS, Head, Model, Pipeline
+from verl_workflow.spec._inputs import Model
+from verl_workflow.spec._matrix import expand
+from verl_workflow.spec._model import CLASSES, Head, Pipeline
 from verl_workflow.spec._paths import located, matches
 from verl_workflow.spec._template import template_error
 from verl_workflow.spec._words import did_you_mean, label
 from verl_workflow.spec._yaml import Places
 
-RESERVED = frozenset({"model", "params"})
+RESERVED = frozenset({"model", "params", "matrix"})
 _PACKAGE = "package:"
 _URI = re.compile(r"[A-Za-z][\w+.-]*://")
-# Outputs that are files or folders, which inputs other than `args` need.
-_FILES: Mapping[str, frozenset[str]] = {
-    "data": frozenset({"train", "validation", "rejected"}),
-    "verl": frozenset({"model", "metrics"}),
-    "evaluate": frozenset({"model", "results"}),
-    "promote": frozenset({"model"}),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A stage as it is written, right or wrong.
-
-    Attributes:
-        kind: None when it is not known. path: where it stands. body: plain data; what does not have the right type is
-            passed over here, for it is told elsewhere.
-    """
-
-    name: str
-    kind: str | None
-    path: FieldPath
-    body: Mapping[str, Any]
-
-    def inputs(self) -> Iterator[tuple[FieldPath, str]]:
-        """All texts in fields that may hold references."""
-        model = CLASSES.get(self.kind or "")
-        for field in model.INPUTS if model is not None else ():
-            yield from _texts(self.body.get(field, model.model_fields[field].default), (field,))  # type: ignore[union-attr]
-
-    def after(self) -> Iterator[tuple[FieldPath, str]]:
-        """The names in `after`."""
-        names = self.body.get("after")
-        yield from ((path, name) for path, name in _texts(names, ("after",)) if len(path) == 2)
-
-    def edges(self) -> dict[str, FieldPath]:
-        """The stages this one names, each with the field that does."""
-        found: dict[str, FieldPath] = {}
-        for path, text in self.inputs():
-            for match in REFERENCE.finditer(text):
-                found.setdefault(match.group(1), path)
-        for path, name in self.after():
-            found.setdefault(name, path)
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """A pipeline that may have mistakes. Attributes: has_model says whether `model` is written down, right or wrong."""
-
-    head: Head | None
-    has_model: bool
-    parts: Sequence[Part]
 
 
 def check(pipeline: Pipeline, base_dir: Path) -> list[UserError]:
@@ -90,13 +41,15 @@ def check(pipeline: Pipeline, base_dir: Path) -> list[UserError]:
         Part(
             name=stage.name,
             kind=stage.kind,
-            path=("stages", stage.name),
+            path=("stages", index),
             body=stage.model_dump(mode="json", warnings=False),
         )
-        for stage in pipeline.stages
+        for index, stage in enumerate(pipeline.stages)
     ]
-    draft = Draft(head=pipeline, has_model=pipeline.model is not None, parts=parts)
-    return check_draft(draft, base_dir, Places(file="", spots={}))
+    places = Places(file="", spots={})
+    members, errors = expand(parts, places)
+    draft = Draft(head=pipeline, has_model=pipeline.model is not None, parts=members)
+    return errors + check_draft(draft, base_dir, places)
 
 
 def check_draft(draft: Draft, base_dir: Path, places: Places) -> list[UserError]:
@@ -109,7 +62,8 @@ class _Checker:
         self.draft = draft
         self.base_dir = base_dir
         self.places = places
-        self.kinds = {part.name: part.kind for part in draft.parts}
+        self.graph = Graph.of(draft.parts)
+        self.kinds = self.graph.kinds
 
     def errors(self) -> Iterator[UserError]:
         yield from self._names()
@@ -120,15 +74,15 @@ class _Checker:
         yield from self._cycles()
 
     def _names(self) -> Iterator[UserError]:
-        seen: set[str] = set()
+        seen: dict[str, FieldPath] = {}
         for part in self.draft.parts:
             if part.name in RESERVED:
                 what = f"a stage cannot be called {part.name}, for ${{{part.name}}} means the pipeline's"
                 yield self._error(part, (), what, part.name, "Choose another name.", key=True)
-            if part.name in seen:
+            # The members of one stage stand in one place.
+            if seen.setdefault(part.name, part.path) != part.path:
                 what = "two stages have the same name"
                 yield self._error(part, ("name",), what, part.name, "Rename one of them.", key=True)
-            seen.add(part.name)
 
     def _head(self, head: Head) -> Iterator[UserError]:
         for index, entry in enumerate(head.code):
@@ -162,23 +116,25 @@ class _Checker:
         for path, value in part.inputs():
             yield from self._input(part, path, value)
         for path, function in _functions_of(part.body):
-            where = self._where((*part.path, *path))
+            where = self._where(part.at(path))
             mistakes = list(_caught(partial(_functions.check_function, function, self.base_dir, where)))
             yield from mistakes or self._arguments(part, path, function)
         for path, pattern, many in data_paths(part.kind, part.body):
             what = "no file matches" if many and glob.has_magic(pattern) else "the file does not exist"
-            yield from self._present((*part.path, *path), pattern, None if many else Path.exists, what)
+            yield from self._present(part.at(path), pattern, None if many else Path.exists, what)
         yield from self._stray(part)
         if part.kind == "data":
             yield from self._rows(part)
         if part.kind == "promote":
             yield from self._promotion(part)
+        if part.kind == "choose":
+            yield from (self._error(part, *mistake) for mistake in self.graph.choice(part))
 
     def _arguments(self, part: Part, path: FieldPath, function: str) -> Iterator[UserError]:
         is_step = path == ("function",)
         given = part.body.get("args", {}) if is_step else part.body["reward"].get("kwargs", {})
         check = _functions.check_step if is_step else _functions.check_reward
-        where = self._where((*part.path, *(("args",) if is_step else path)))
+        where = self._where(part.at(("args",) if is_step else path))
         if isinstance(given, Mapping):
             yield from _caught(lambda: check(function, self.base_dir, given, where))
 
@@ -206,15 +162,15 @@ class _Checker:
         """References in fields that nothing resolves."""
         reward = part.body.get("reward")
         kwargs = reward.get("kwargs") if isinstance(reward, Mapping) else None
-        for path, value in _texts(kwargs, ("reward", "kwargs")):
+        for path, value in texts_in(kwargs, ("reward", "kwargs")):
             match = REFERENCE.fullmatch(value)
             if match is not None and match.group(1) in self.kinds:
                 what = "a reward cannot refer to a stage's output"
                 yield self._error(part, path, what, value, "Write the value itself.")
 
     def _input(self, part: Part, path: FieldPath, value: str) -> Iterator[UserError]:
-        # A param that could not be put in has been told already.
-        if "${" not in value or "${params" in value:
+        # A param or a value of a matrix that could not be put in has been told already.
+        if "${" not in value or "${params" in value or "${matrix" in value:
             return
         match = REFERENCE.fullmatch(value)
         if match is None:
@@ -228,7 +184,9 @@ class _Checker:
             yield self._error(part, path, "the stage refers to itself", value, "Refer to a stage before it.")
         elif name not in self.kinds:
             yield self._unknown_stage(part, path, name, value)
-        else:
+        elif part.kind != "choose" and not self.graph.goes_along(part, name):
+            yield self._error(part, path, *self.graph.several(name, value, output))
+        elif part.kind != "choose":
             yield from self._output(part, path, value, name, output)
 
     def _model_reference(self, part: Part, path: FieldPath, value: str, output: str | None) -> Iterator[UserError]:
@@ -240,17 +198,18 @@ class _Checker:
             yield self._error(part, path, what, None, remedy, whole=True)
 
     def _output(self, part: Part, path: FieldPath, value: str, name: str, output: str | None) -> Iterator[UserError]:
-        kind = self.kinds[name]
-        outputs = OUTPUTS.get(kind) if kind is not None else None
+        handed = self.graph.outputs(name)
+        outputs, files = handed.names, handed.files
         first, _, rest = (output or "").partition(".")
         if outputs is not None and output is not None and first not in outputs:
+            kind = self.kinds[name]
             remedy = f"{did_you_mean(first, outputs)}A stage of kind {kind} has: {', '.join(sorted(outputs))}."
             yield self._error(part, path, f"the stage {name} has no output {first!r}", value, remedy)
-        elif path[0] in {"args", "evaluation"} or kind is None or kind not in _FILES:
+        elif path[0] in {"args", "evaluation"} or files is None:
             return
-        elif not rest and first not in _FILES[kind]:
+        elif not rest and first not in files:
             what = f"{value} is no file" if output else "the reference names no output"
-            remedy = f"Files of {name}: {', '.join(f'${{{name}.{each}}}' for each in sorted(_FILES[kind]))}."
+            remedy = f"Files of {name}: {', '.join(f'${{{name}.{each}}}' for each in sorted(files))}."
             yield self._error(part, path, what, value, remedy)
 
     def _promotion(self, part: Part) -> Iterator[UserError]:
@@ -258,24 +217,30 @@ class _Checker:
         match = REFERENCE.fullmatch(evaluation) if isinstance(evaluation, str) else None
         # A stage that does not exist, or is of no known kind, has been told already.
         unsure = match is not None and self.kinds.get(match.group(1)) is None and match.group(1) not in RESERVED
-        right = match is not None and match.group(2) is None and self.kinds.get(match.group(1)) == "evaluate"
+        judged = None if match is None else self.graph.chosen.get(match.group(1)) or match.group(1)
+        right = match is not None and match.group(2) is None and self.kinds.get(judged or "") == "evaluate"
         if isinstance(evaluation, str) and not right and not unsure:
-            stages = [f"${{{name}}}" for name, kind in self.kinds.items() if kind == "evaluate"]
+            stages = [f"${{{name}}}" for name in self.kinds if self._judges(name)]
             remedy = f"Evaluate stages: {', '.join(stages)}." if stages else "Add a stage of kind evaluate."
             yield self._error(part, ("evaluation",), "this has to be an evaluate stage", evaluation, remedy)
         if match is not None and right:
-            yield from self._opponent(part, match.group(1))
+            yield from self._opponent(part, judged or "")
         if isinstance(gate, str):
             try:
                 check_gate(gate, GATE_NAMES)
             except UserError as error:
-                where = self._where((*part.path, "gate"))
+                where = self._where(part.at(("gate",)))
                 yield UserError(error.code, error.what, where=where, value=error.value, remedy=error.remedy)
+
+    def _judges(self, name: str) -> bool:
+        """Whether promotion can refer to it: an evaluate stage, or the choice among some."""
+        many = name in self.graph.combinations
+        return self.kinds.get(self.graph.chosen.get(name) or name) == "evaluate" and not many
 
     def _opponent(self, part: Part, evaluation: str) -> Iterator[UserError]:
         """The champion that is replaced has to be the one that was met: else the second run fails, after training."""
         registry, alias = part.body.get("registry"), part.body.get("alias", "champion")
-        met = next(each for each in self.draft.parts if each.name == evaluation).body.get("champion")
+        met = next(each for each in self.draft.parts if each.of == evaluation).body.get("champion")
         if alias != "champion" or not isinstance(registry, str) or met == registry or "${" in f"{registry}{met}":
             return
         compared = f"the champion of {met}" if met else "no champion"
@@ -284,7 +249,9 @@ class _Checker:
         yield self._error(part, ("registry",), what, registry, remedy)
 
     def _cycles(self) -> Iterator[UserError]:
-        edges = {part.name: part.edges() for part in self.draft.parts}
+        edges: dict[str, dict[str, FieldPath]] = {}
+        for part in self.draft.parts:
+            edges.setdefault(part.name, {}).update(part.edges())
         needs = {name: [target for target in targets if target in edges] for name, targets in edges.items()}
         done: set[str] = set()
         for start in needs:
@@ -298,7 +265,7 @@ class _Checker:
                 yield UserError(
                     ErrorCode.SPEC_INVALID,
                     f"the stages wait for each other: {' -> '.join(cycle)}",
-                    where=self._where((*part.path, *edges[part.name][cycle[1]])),
+                    where=self._where(part.at(edges[part.name][cycle[1]])),
                     remedy="Drop one of these references.",
                 )
 
@@ -327,7 +294,7 @@ class _Checker:
     def _error(
         self, part: Part, path: FieldPath, what: str, value: Any, remedy: str, *, key: bool = False, whole: bool = False
     ) -> UserError:
-        where = self._where((*part.path, *path), key=key)
+        where = self._where(part.at(path), key=key)
         shown = what if whole or not path else f"{self._label(part, path)}: {what}"
         return UserError(ErrorCode.SPEC_INVALID, shown, where=where, value=value, remedy=remedy)
 
@@ -350,7 +317,7 @@ def data_paths(kind: str | None, body: Mapping[str, Any]) -> Iterator[tuple[Fiel
     elif kind in {"verl", "evaluate"}:
         fields = [((name,), body.get(name)) for name in CLASSES[kind].INPUTS]
     for path, value in fields:
-        for inner, text in _texts(value, path):
+        for inner, text in texts_in(value, path):
             if "${" not in text and not _URI.match(text):
                 yield inner, text, kind == "data"
 
@@ -367,17 +334,6 @@ def _functions_of(body: Mapping[str, Any]) -> Iterator[tuple[FieldPath, str]]:
     for path, value in fields:
         if isinstance(value, str) and re.match(FUNCTION_PATTERN, value) and "${" not in value:
             yield path, value
-
-
-def _texts(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _texts(item, (*path, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _texts(item, (*path, index))
 
 
 def _caught(call: Callable[[], object]) -> Iterator[UserError]:

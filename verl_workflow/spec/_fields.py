@@ -1,6 +1,7 @@
 """What the classes of a pipeline are built from: field types, the strict base class, and references.
 
-A reference is ``${stage.output}``, ``${stage}`` or ``${model}``; ``${params.name}`` is one until it is given a value.
+A reference is ``${stage.output}``, ``${stage}`` or ``${model}``; ``${params.name}`` and ``${matrix.name}`` are some
+until they are given their values.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FUNCTION_PATTERN = r"^[^:\s]+:[A-Za-z_]\w*\Z"
 DEPTH = 100
 REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.([A-Za-z_][\w.-]*))?\}")
 
-_PARAM = re.compile(r"\$\{params\.")
+_PUT_IN = re.compile(r"\$\{(?:params|matrix)\.")
 
 
 def is_nested_too_deeply(value: Any) -> bool:
@@ -91,8 +92,8 @@ Inputs = Annotated[
 
 
 class Strict(BaseModel):
-    """No conversions: what is written is what runs. A text with ``${params.x}`` stands for any value until `load` or
-    `resolve` puts the param's value in, and checks that.
+    """No conversions: what is written is what runs. A text with ``${params.x}`` or ``${matrix.x}`` stands for any
+    value until `load` or `resolve` puts the param's or the matrix's value in, and checks that.
     """
 
     model_config = ConfigDict(
@@ -102,7 +103,7 @@ class Strict(BaseModel):
     @field_validator("*", mode="wrap")
     @classmethod
     def _params_stand_for_values(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        return value if isinstance(value, str) and _PARAM.search(value) else handler(value)
+        return value if isinstance(value, str) and _PUT_IN.search(value) else handler(value)
 
 
 def references_in(value: Any, path: FieldPath) -> Iterator[tuple[FieldPath, str, str | None]]:

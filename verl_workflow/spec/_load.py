@@ -13,10 +13,13 @@ from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.paths import absolute
-from verl_workflow.spec._check import Draft, Part, check_draft, data_paths
+from verl_workflow.spec._check import check_draft, data_paths
+from verl_workflow.spec._draft import Draft, Part
 from verl_workflow.spec._dump import plain
-from verl_workflow.spec._fields import FieldPath
-from verl_workflow.spec._model import CLASSES, Head, Model, Pipeline, Stage
+from verl_workflow.spec._fields import REFERENCE, FieldPath
+from verl_workflow.spec._inputs import Model
+from verl_workflow.spec._matrix import expand, has_matrix
+from verl_workflow.spec._model import CLASSES, Head, Pipeline, Stage
 from verl_workflow.spec._params import read_params, substitute
 from verl_workflow.spec._python import is_python, pipeline_from_python
 from verl_workflow.spec._words import did_you_mean, explain
@@ -28,16 +31,19 @@ class Document:
     """A pipeline that has passed all checks.
 
     Attributes:
-        pipeline: params substituted; relative data and model paths made absolute against the file's folder. Storage
-            stays relative to the working directory, code to the folder of `path`.
+        pipeline: params substituted; a stage with a matrix replaced by its members; relative data and model paths made
+            absolute against the file's folder. Storage stays relative to the working directory, code to the folder of
+            `path`.
         path: absolute path of the file (for a pipeline object: of the folder it was resolved against, plus a name).
         params: final values by name.
+        parts: the stages as they are written, by name.
     """
 
     pipeline: Pipeline
     path: Path
     params: Mapping[str, Any]
     places: Places = field(repr=False, compare=False)
+    parts: Mapping[str, Part] = field(repr=False, compare=False)
 
     def where(self, field_path: FieldPath) -> str:
         """``file:line:column`` of a field's key, for example of ``("stages", "train", "steps")``.
@@ -45,10 +51,8 @@ class Document:
         A field that is not written down yields the nearest one around it; a Python file has no lines for fields.
         """
         path = tuple(field_path)
-        if len(path) > 1 and path[0] == "stages" and path not in self.places.spots:
-            names = [stage.name for stage in self.pipeline.stages]
-            if path[:2] not in self.places.spots and path[1] in names:
-                path = ("stages", names.index(str(path[1])), *path[2:])
+        if len(path) > 1 and path[0] == "stages" and path[1] in self.parts:
+            path = self.parts[str(path[1])].at(path[2:])
         return self.places.at(path, key=True)
 
 
@@ -98,11 +102,12 @@ def _assemble(data: dict[str, Any], given: Mapping[str, Any], path: Path, places
     errors += check_draft(draft, path.parent, places)
     if errors:
         raise UserErrors(sorted(_unique(errors), key=_position))
-    stages = [_absolute(stage, path.parent) for stage in stages]
+    stages = [_placed(stage, part, path.parent) for stage, part in zip(stages, parts, strict=True)]
     model = None if head.model is None else _absolute_model(head.model, path.parent)
     fields = {name: getattr(head, name) for name in Head.model_fields}
     pipeline = Pipeline(**{**fields, "model": model, "stages": stages})
-    return Document(pipeline=pipeline, path=path, params=values, places=places)
+    named = {part.member or part.name: part for part in parts}
+    return Document(pipeline=pipeline, path=path, params=values, places=places, parts=named)
 
 
 def _head(body: Mapping[str, Any], params: Any, places: Places, *, ignore_params: bool) -> tuple[Head, list[UserError]]:
@@ -140,7 +145,6 @@ def _parts(body: Mapping[str, Any], places: Places) -> tuple[list[Stage], list[P
         return [], [], [_error("stages should be a mapping of names to stages", where, _told(written), remedy)]
     if not written:
         return [], [], [_error("the pipeline has no stage", where, None, "Add one under `stages`.")]
-    stages: list[Stage] = []
     parts: list[Part] = []
     errors: list[UserError] = []
     for key, stage_body in written.items() if isinstance(written, Mapping) else enumerate(written):
@@ -148,10 +152,20 @@ def _parts(body: Mapping[str, Any], places: Places) -> tuple[list[Stage], list[P
         fields = stage_body if isinstance(stage_body, Mapping) else {}
         name = key if isinstance(key, str) else fields.get("name")
         kind = fields.get("kind")
-        if isinstance(name, str):
-            known = kind if isinstance(kind, str) and kind in CLASSES else None
-            parts.append(Part(name=name, kind=known, path=path, body=fields))
-        stage = _stage(path, name, stage_body, places)
+        known = kind if isinstance(kind, str) and kind in CLASSES else None
+        part = Part(name=name, kind=known, path=path, body=fields) if isinstance(name, str) else None
+        if part is not None:
+            parts.append(part)
+        if part is None or known is None or has_matrix(part):
+            found = _stage(path, name, stage_body, places)
+            errors += found if isinstance(found, list) else []
+    parts, found_errors = expand(parts, places)
+    errors += found_errors
+    stages: list[Stage] = []
+    for part in parts:
+        if part.kind is None or has_matrix(part):
+            continue
+        stage = _stage(part.path, part.name, part.body, places.moved(part.path, part.moved))
         if isinstance(stage, list):
             errors += stage
         else:
@@ -191,14 +205,33 @@ def _told(value: Any) -> Any:
     return "null" if value is None else value
 
 
-def _absolute(stage: Stage, base_dir: Path) -> Stage:
+def _placed(stage: Stage, part: Part, base_dir: Path) -> Stage:
+    """The stage as it runs: paths absolute; a member under its own name, with those of its like in its references."""
     fields = stage.model_dump()
+    if part.member is not None:
+        member = {"of": part.name, "values": dict(part.values)}
+        fields = {**_renamed(fields, part.renames), "name": part.member, "member": member}
     for path, text, _ in data_paths(stage.kind, fields):
         target: Any = fields
         for step in path[:-1]:
             target = target[step]
         target[path[-1]] = _full(text, base_dir)
     return CLASSES[stage.kind].model_validate(fields)
+
+
+def _renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    def inner(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: inner(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [inner(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        return REFERENCE.sub(lambda match: match.group(0).replace(match[1], names.get(match[1], match[1]), 1), value)
+
+    held = {*CLASSES[fields["kind"]].INPUTS, "overrides"}
+    after = [names.get(name, name) for name in fields["after"]]
+    return {**{key: inner(value) if key in held else value for key, value in fields.items()}, "after": after}
 
 
 def _absolute_model(model: Model, base_dir: Path) -> Model:

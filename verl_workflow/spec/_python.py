@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from verl_workflow.errors import ErrorCode, UserError, UserErrors
 from verl_workflow.paths import absolute
-from verl_workflow.spec import _model
 from verl_workflow.spec._model import Pipeline
 from verl_workflow.spec._words import did_you_mean, label
 
@@ -93,7 +92,9 @@ def _mistakes(error: ValidationError, file: Path) -> list[UserError]:
 
 def _hint(title: str, detail: Any) -> str:
     """The nearest right spelling of a field that a class does not have."""
-    known = getattr(_model, title, None)
+    from verl_workflow import spec
+
+    known = getattr(spec, title, None)
     if detail["type"] != "extra_forbidden" or len(detail["loc"]) != 1 or known is None:
         return ""
     fields = sorted(known.model_fields)

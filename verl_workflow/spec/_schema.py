@@ -7,7 +7,7 @@ from typing import Any
 from verl_workflow.spec._fields import NAME_PATTERN
 from verl_workflow.spec._model import CLASSES, Head
 
-_PARAM = {"type": "string", "pattern": r"\$\{params\.", "description": "a param's value"}
+_PARAM = {"type": "string", "pattern": r"\$\{(params|matrix)\.", "description": "the value of a param or of a matrix"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _for_kind(schema: dict[str, Any], definition: str) -> dict[str, Any]:
 
 def _taken(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     for name, definition in schema.pop("$defs", {}).items():
-        definitions[name] = definition if name == "Param" else _with_params(definition)
         _python_patterns(definition)
+        definitions[name] = definition if name == "Param" else _with_params(definition)
     _python_patterns(schema)
     return _with_params(schema)
 
@@ -88,6 +88,9 @@ def _python_patterns(schema: Any) -> None:
     if isinstance(schema, dict):
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = schema["pattern"].replace(r"\Z", "$")
+        if isinstance(schema.get("patternProperties"), dict):
+            named = schema["patternProperties"]
+            schema["patternProperties"] = {name.replace(r"\Z", "$"): value for name, value in named.items()}
         for value in schema.values():
             _python_patterns(value)
     elif isinstance(schema, list):

@@ -7,6 +7,7 @@ are text. Nothing but text, numbers, true/false, null, lists and mappings with t
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,13 @@ _RESOLVERS = (
 class CoreLoader(yaml.SafeLoader):
     """Resolves plain scalars as YAML 1.2 does."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
 
 class CoreDumper(yaml.SafeDumper):
     """Quotes what `CoreLoader` would take for something else than text."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -77,6 +78,18 @@ class Places:
             return self.file
         line, column = spot.key if key or not whole else spot.value
         return f"{self.file}:{line}:{column}"
+
+    def moved(self, path: FieldPath, moved: Mapping[FieldPath, FieldPath]) -> Places:
+        """The same, but that fields below `path` stand elsewhere: path from there -> place."""
+        if not moved or not self.spots:
+            return self
+        spots = {
+            (*path, *inner, *at[len(place) :]): spot
+            for inner, place in moved.items()
+            for at, spot in self.spots.items()
+            if at[: len(place)] == place
+        }
+        return Places(file=self.file, spots=ChainMap(spots, dict(self.spots)))
 
     def _nearest(self, path: FieldPath) -> tuple[Spot | None, bool]:
         found: FieldPath = ()

@@ -1,7 +1,13 @@
 """The verl stage: real verl in a process of its own, watched, resumed from checkpoints that are whole, and exported."""
 
-from verl_workflow.training._check import check_verl_stage, required_resources
-from verl_workflow.training._cluster import cluster_device
+from verl_workflow.training._check import (
+    check_verl_stage,
+    lacking_resources,
+    required_resources,
+    warn_of_verl_stage,
+)
+from verl_workflow.training._cluster import cluster_device, cluster_nodes
+from verl_workflow.training._extend import extended
 from verl_workflow.training._metrics import REWARD, Row, attempt_rows
 from verl_workflow.training._stage import run_verl_stage
 
@@ -11,6 +17,10 @@ __all__ = [
     "attempt_rows",
     "check_verl_stage",
     "cluster_device",
+    "cluster_nodes",
+    "extended",
+    "lacking_resources",
     "required_resources",
     "run_verl_stage",
+    "warn_of_verl_stage",
 ]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from verl_workflow.errors import ErrorCode, UserError, VerlWorkflowError
+from verl_workflow.training._names import NAMESPACE, StageName, stage_of_holder
+from verl_workflow.training._nodes import Need, Node, shortage
 
-_QUEUE_ACTOR = ("transfer_queue", "TransferQueueController")
-_LEASE_NAMESPACE = "verl_workflow"
+QUEUE_ACTOR = ("transfer_queue", "TransferQueueController")
 _LEASE = "training_lease"
 # Ray gives a name away at once and starts the process behind it in its own time: seconds, on a busy node.
 _ANSWER_SECONDS = 60.0
@@ -39,66 +41,85 @@ def verl_platform(device: str) -> str:
     return "amd" if amd else "nvidia"
 
 
-def require_fit(*, nodes: int, gpus_per_node: int, cpus: int) -> None:
-    """Raise UserError(CAPACITY) unless the cluster, were it idle, could hold the training.
+def cluster_nodes() -> list[Node]:
+    """The cluster's nodes; what the calling step itself holds counts as unused."""
+    import ray
+    from ray._private.state import state
+
+    free = state.available_resources_per_node()
+    here = ray.get_runtime_context().get_node_id()
+    own = ray.get_runtime_context().get_assigned_resources() if _in_worker() else {}
+    nodes = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            total, unused = node["Resources"], free.get(node["NodeID"], {})
+            held = own.get("CPU", 0) if node["NodeID"] == here else 0
+            nodes.append(
+                Node(
+                    name=node["NodeManagerAddress"],
+                    cpus=total.get("CPU", 0) - held,
+                    gpus=total.get("GPU", 0),
+                    free_cpus=unused.get("CPU", 0),
+                    free_gpus=unused.get("GPU", 0),
+                    id=node["NodeID"],
+                    labels=node.get("Labels") or {},
+                    resources=frozenset(name for name, amount in total.items() if amount > 0),
+                )
+            )
+    return _apart(nodes)
+
+
+def require_fit(need: Need, nodes: Sequence[Node]) -> None:
+    """Raise UserError(CAPACITY) unless the nodes, were they idle, could hold the training.
 
     verl waits for its placement groups without a limit, so this must be known before it starts.
-
-    Args:
-        cpus: in all; each node that takes GPUs must have three for each of them.
     """
-    import ray
-
-    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    own = ray.get_runtime_context().get_assigned_resources() if _in_worker() else {}
-    total = sum(node.get("CPU", 0) for node in alive) - own.get("CPU", 0)
-    gpus = sum(node.get("GPU", 0) for node in alive)
-    missing: list[str] = []
-    if gpus < nodes * gpus_per_node:
-        missing.append(f"{nodes * gpus_per_node} GPUs are needed and the cluster has {gpus:g}")
-    if total < cpus:
-        missing.append(f"{cpus} CPUs are needed and the cluster has {total:g} for it")
-    if not missing:
-        fitting = sum(node.get("GPU", 0) >= gpus_per_node and node.get("CPU", 0) >= 3 * gpus_per_node for node in alive)
-        if fitting < nodes:
-            missing.append(
-                f"{nodes} nodes with {gpus_per_node} GPUs and {3 * gpus_per_node} CPUs each are needed and "
-                f"the cluster has {fitting}"
-            )
-    if missing:
+    if missing := shortage(need, nodes, idle=True):
         raise UserError(
             ErrorCode.CAPACITY,
-            "the training does not fit on the cluster: " + "; ".join(missing),
+            f"the training does not fit on the cluster: {missing}",
             remedy="Add nodes, start Ray with more --num-cpus (and one logical GPU, --num-gpus=1, on a machine "
-            "without accelerators), or ask for fewer GPUs.",
+            "without accelerators), ask for fewer GPUs, or say `placement: {autoscaled: true}` if nodes come by "
+            "themselves.",
         )
 
 
 @contextlib.contextmanager
-def training_lease(holder: str, report: Report, *, timeout: float = 600.0) -> Iterator[None]:
+def training_lease(
+    holder: str, report: Report, *, timeout: float | None = None, stage: StageName | None = None
+) -> Iterator[None]:
     """Be the only training on the cluster: verl's transfer queue is one named actor, and a second run would kill the
     first one's.
 
+    It is another stage's turn also between two of its attempts, as long as it holds GPUs.
+
     Args:
         holder: shown to whoever waits.
-        timeout: seconds to wait for the turn.
+        stage: whose turn it is to be.
+        timeout: seconds to wait for the turn; by default as long as it takes.
 
     Raises:
         VerlWorkflowError: CAPACITY, retryable, when the turn did not come in time.
     """
-    deadline = time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + timeout
     lease: Any = None
     try:
         while True:
-            if lease is None:
+            between = _between_attempts(stage)
+            if lease is None and between is None:
                 lease = _take(holder)
+                # Whoever has had its turn meanwhile has shown itself by then.
+                between = _between_attempts(stage)
+            if lease is not None and between is not None:
+                _release(lease)
+                lease = None
             if lease is not None and not _queue_is_up():
                 break
-            other = "a verl run that is not one of these pipelines" if lease is not None else _holder()
-            if time.monotonic() > deadline:
+            other = between or ("a verl run that is not one of these pipelines" if lease is not None else _holder())
+            if deadline is not None and time.monotonic() > deadline:
                 raise VerlWorkflowError(
                     ErrorCode.CAPACITY,
-                    f"the cluster was busy with another training for {timeout:.0f} s",
+                    f"the cluster was busy with another training for {timeout:.0f} s (placement.turn)",
                     value=other,
                     remedy="Wait for it to end, stop it, or use another cluster.",
                     retryable=True,
@@ -111,29 +132,25 @@ def training_lease(holder: str, report: Report, *, timeout: float = 600.0) -> It
             _release(lease)
 
 
-def wait_for_room(cpus: int, gpus: int, report: Report, *, timeout: float = 600.0) -> None:
-    """Wait until that much is unused.
+def no_room_in_time(need: Need, missing: str, timeout: float) -> VerlWorkflowError:
+    """The error of a training that has waited for room for `timeout` seconds."""
+    return VerlWorkflowError(
+        ErrorCode.CAPACITY,
+        f"the cluster did not become free for {timeout:.0f} s (placement.room): the training waits for {need}, and "
+        f"{missing}",
+        remedy="Stop what uses them, or add nodes.",
+        retryable=True,
+    )
 
-    Raises:
-        VerlWorkflowError: CAPACITY, retryable, when it is not within `timeout` seconds.
-    """
-    import ray
 
-    deadline = time.monotonic() + timeout
-    while True:
-        free = ray.available_resources()
-        if free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus:
-            return
-        state = f"{cpus} CPUs and {gpus} GPUs ({free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free)"
-        if time.monotonic() > deadline:
-            raise VerlWorkflowError(
-                ErrorCode.CAPACITY,
-                f"the cluster did not become free for {timeout:.0f} s: the training waits for {state}",
-                remedy="Stop what uses them, or add nodes.",
-                retryable=True,
-            )
-        report({"phase": f"waiting for {state}"})
-        time.sleep(_POLL_SECONDS)
+def _apart(nodes: list[Node]) -> list[Node]:
+    """Nodes of one address (several on a machine) get names of their own."""
+    named: list[Node] = []
+    for node in nodes:
+        alike = sum(other.name == node.name for other in nodes)
+        number = 1 + sum(other.name.partition("#")[0] == node.name for other in named)
+        named.append(replace(node, name=f"{node.name}#{number}") if alike > 1 else node)
+    return named
 
 
 def _in_worker() -> bool:
@@ -146,8 +163,18 @@ def _queue_is_up() -> bool:
     import ray.util
 
     return any(
-        (actor["namespace"], actor["name"]) == _QUEUE_ACTOR for actor in ray.util.list_named_actors(all_namespaces=True)
+        (actor["namespace"], actor["name"]) == QUEUE_ACTOR for actor in ray.util.list_named_actors(all_namespaces=True)
     )
+
+
+def _between_attempts(stage: StageName | None) -> str | None:
+    """Another stage that holds GPUs for its next attempt."""
+    import ray.util
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    holders = (stage_of_holder(one["name"]) for one in named if one["namespace"] == NAMESPACE)
+    other = next((found for found in holders if found not in (None, stage)), None)
+    return None if other is None else f"{other}, which holds GPUs for its attempts"
 
 
 class _Lease:
@@ -165,7 +192,7 @@ def _take(holder: str) -> Any:
 
     actor = ray.remote(num_cpus=0, max_concurrency=4)(_Lease)
     try:
-        lease = actor.options(name=_LEASE, namespace=_LEASE_NAMESPACE).remote(f"{holder} (pid {os.getpid()})")
+        lease = actor.options(name=_LEASE, namespace=NAMESPACE).remote(f"{holder} (pid {os.getpid()})")
     except ValueError:
         # Ray's word for "the name is taken".
         return None
@@ -177,7 +204,7 @@ def _holder() -> str:
     import ray
 
     try:
-        actor = ray.get_actor(_LEASE, namespace=_LEASE_NAMESPACE)
+        actor = ray.get_actor(_LEASE, namespace=NAMESPACE)
         return str(ray.get(actor.holder.remote(), timeout=_ANSWER_SECONDS))
     except (ValueError, ray.exceptions.RayError):
         return "another run"
@@ -191,6 +218,6 @@ def _release(lease: Any) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         named = ray.util.list_named_actors(all_namespaces=True)
-        if not any((one["namespace"], one["name"]) == (_LEASE_NAMESPACE, _LEASE) for one in named):
+        if not any((one["namespace"], one["name"]) == (NAMESPACE, _LEASE) for one in named):
             return
         time.sleep(0.05)

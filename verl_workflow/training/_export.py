@@ -35,13 +35,32 @@ def export(checkpoint: Checkpoint, target: Path, *, log: Path, timeout: float = 
     actor = checkpoint.path / "actor"
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    if list((actor / "huggingface").glob("*.safetensors")):
-        shutil.copytree(actor / "huggingface", partial)
-    else:
-        _merge(actor, partial, log=log, timeout=timeout)
-    _complete(partial)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
+    try:
+        if list((actor / "huggingface").glob("*.safetensors")):
+            shutil.copytree(actor / "huggingface", partial)
+        else:
+            _require_mergeable(actor)
+            _merge(actor, partial, log=log, timeout=timeout)
+        _complete(partial)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require_mergeable(actor: Path) -> None:
+    """What verl's merger would stumble over, some of it only after it has read all shards."""
+    try:
+        ranks = int(json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unmergeable(
+            actor, f"fsdp_config.json, which says how many shards there are, cannot be read: {error}"
+        ) from error
+    wanted = [f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+    if missing := [name for name in wanted if not (actor / name).is_file()]:
+        raise _unmergeable(actor, f"{len(missing)} of {ranks} shards are missing, {missing[0]} first")
+    if not (actor / "huggingface" / "config.json").is_file():
+        raise _unmergeable(actor, "huggingface/config.json, which says what model the weights are of, is missing")
 
 
 def _merge(actor: Path, target: Path, *, log: Path, timeout: float) -> None:
@@ -54,7 +73,6 @@ def _merge(actor: Path, target: Path, *, log: Path, timeout: float) -> None:
     with ChildProcess(command, env=env, log=log) as child:
         code = child.wait(timeout)
     if code != 0:
-        shutil.rmtree(target, ignore_errors=True)
         raise VerlWorkflowError(
             ErrorCode.TRAINING_FAILED,
             "the checkpoint could not be merged into one model: "
@@ -79,8 +97,8 @@ def _complete(folder: Path) -> None:
         raise _invalid(folder, "there are no weights")
     config_path = folder / "config.json"
     try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = dict(json.loads(config_path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise _invalid(folder, f"config.json cannot be read: {error}") from error
     dtype = dtypes.most_common(1)[0][0]
     config.pop("torch_dtype", None)
@@ -94,7 +112,10 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return sorted(folder.glob("*.safetensors"))
-    names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _invalid(folder, f"{index.name} cannot be read: {error}") from error
     return [folder / name for name in sorted(names)]
 
 
@@ -111,6 +132,16 @@ def _header(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, struct.error) as error:
         raise _invalid(path.parent, f"{path.name} is damaged: {error}") from error
     return header
+
+
+def _unmergeable(actor: Path, what: str) -> VerlWorkflowError:
+    return VerlWorkflowError(
+        ErrorCode.MODEL_INVALID,
+        f"the checkpoint cannot be merged into one model: {what}",
+        where=str(actor),
+        remedy="Put the file back, from another checkpoint of the same run if it is a configuration; or train from the "
+        "checkpoint before.",
+    )
 
 
 def _invalid(folder: Path, what: str) -> VerlWorkflowError:

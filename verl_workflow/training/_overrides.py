@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.spec._model import Reward, VerlStage
+from verl_workflow.spec._inputs import Reward
+from verl_workflow.spec._training import VerlStage
+from verl_workflow.training._layout import pool_settings
 
 # Tokens that one forward and backward pass may hold on a rank, unless the user sets a micro batch size.
 _TOKENS_PER_PASS = {"cpu": 4096, "cuda": 16384}
@@ -50,6 +52,9 @@ def settings(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
         **_reference(spec, inputs),
         **_reward(spec.reward, inputs.code_dir),
         **_trainer(spec, inputs),
+        # Left to itself the transfer queue waits for ever on a node without CPUs, such as a head of KubeRay.
+        "transfer_queue.backend.SimpleStorage.required_node_resource": "CPU",
+        **pool_settings(spec.placement),
     }
     if spec.algorithm == "ppo":
         chosen |= _critic(spec, inputs)
@@ -193,7 +198,6 @@ def _critic(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
         **_engine("critic.fsdp", inputs.device),
         "critic.ppo_micro_batch_size_per_gpu": micro_batch(spec, inputs),
         "critic.optim.lr": spec.critic_learning_rate,
-        "trainer.max_critic_ckpt_to_keep": spec.keep,
     }
 
 
@@ -224,8 +228,6 @@ def _trainer(spec: VerlStage, inputs: Inputs) -> dict[str, Any]:
         "trainer.save_freq": spec.save_every or spec.steps,
         "trainer.test_freq": spec.test_every or -1,
         "trainer.val_before_train": False,
-        "trainer.max_actor_ckpt_to_keep": spec.keep,
-        "trainer.checkpoint_callback_class": "verl_workflow.training._manifest.ManifestCallback",
         "trainer.resume_mode": "disable",
     }
 
@@ -245,12 +247,6 @@ def _with_file_logger(logger: Any) -> list[Any]:
     """The file logger is how progress is read: it is added when an override leaves it out."""
     named = list(logger) if isinstance(logger, (list, tuple)) else [logger]
     return named if _FILE_LOGGER in named else [*named, _FILE_LOGGER]
-
-
-def cpus_needed(chosen: Mapping[str, Any]) -> int:
-    """CPUs verl's actors hold while they train: three for each GPU, and the transfer queue's."""
-    units = chosen.get("transfer_queue.backend.SimpleStorage.num_data_storage_units", 8)
-    return 3 * world_size(chosen) + int(units) + 1
 
 
 def world_size(chosen: Mapping[str, Any]) -> int:

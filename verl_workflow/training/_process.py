@@ -63,6 +63,10 @@ class ChildProcess:
             self._child.wait(timeout)
         return self._child.poll()
 
+    def ask_to_end(self) -> None:
+        """SIGTERM to the group; returns at once."""
+        self._signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """SIGTERM to the group, SIGKILL to what is left of it after the grace period; returns when it is gone."""
         if self._signal(signal.SIGTERM):

@@ -15,8 +15,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.training._config import compose_config
-from verl_workflow.training._failures import RESULT, classify, error_chain
+from verl_workflow.training._attempt import RESULT
+from verl_workflow.training.failures import error_chain
+from verl_workflow.verl_config._compose import compose_config
 
 _PR_SET_PDEATHSIG = 1
 
@@ -29,8 +30,7 @@ def main(attempt_dir: Path) -> int:
         _train(launch["settings"])
     except Exception as error:  # noqa: BLE001 - the process boundary: everything goes into result.json
         traceback.print_exc()
-        chain = error_chain(error)
-        _write(attempt_dir, {"ok": False, "class": classify(chain).value, "errors": chain})
+        _write(attempt_dir, {"ok": False, "errors": error_chain(error)})
         return 1
     _write(attempt_dir, {"ok": True})
     return 0
@@ -58,7 +58,9 @@ def _die_with(supervisor: int) -> None:
     """Ask the kernel for SIGKILL when the supervisor ends, which would otherwise leave the training behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != supervisor:
+    # Of a process that was forked for it by a warm server the server is the parent, which ends it in the same way.
+    parent = int(os.environ.pop("VERL_WORKFLOW_FORKED_BY", supervisor))
+    if os.getppid() != parent:
         raise SystemExit("the supervisor ended before the training began")
 
 

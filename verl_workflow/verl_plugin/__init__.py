@@ -6,6 +6,7 @@ registers:
 - the platform ``cpu`` and verl's FSDP2 engines for it, only where this machine is meant to be used without an
   accelerator: ``VERL_PLATFORM=cpu`` is set, or it is not set and no accelerator driver is found;
 - the rollout ``hf`` (``actor_rollout_ref.rollout.name=hf``), always: transformers on the CPU or on CUDA;
+- verl's trainers as supervised stages use them (``trainer.v1.trainer_mode=supervised_sync``);
 
 and makes `FastReplayBuffer` available to verl as ``pkg://verl_workflow.verl_plugin.sampler``.
 
@@ -43,6 +44,12 @@ def _register_rollout() -> None:
     _ROLLOUT_REGISTRY[("hf", "async")] = "verl_workflow.verl_plugin._rollout.ServerAdapter"
 
 
+def _register_trainers() -> None:
+    from verl_workflow.verl_plugin import _trainers
+
+    _trainers.register()
+
+
 def _register() -> None:
     from verl_workflow.verl_plugin._accelerator import without_accelerator
 
@@ -52,6 +59,7 @@ def _register() -> None:
         _platform.register()
         after_import("verl.workers.engine", _register_engines)
     after_import("verl.workers.rollout", _register_rollout)
+    after_import("verl.trainer.ppo.v1", _register_trainers)
 
 
 try:

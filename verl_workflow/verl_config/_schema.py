@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.training._config import base_config, verl_folder
+from verl_workflow.verl_config._compose import base_config, verl_folder
 
 Kinds = frozenset[str]
 
@@ -42,6 +42,8 @@ _FRACTIONS = frozenset(
         "trainer.v1.separate_async.num_warmup_batches",
     }
 )
+# Settings of which verl takes one as well as a list.
+_ONE_OR_SEVERAL = frozenset({"data.train_files", "data.val_files", "trainer.logger"})
 _MISSING = object()
 
 
@@ -93,6 +95,8 @@ class Schema:
 
     def kinds(self, key: str) -> Kinds | None:
         """Types the value may have (``None`` among them), or None when nothing is known about it."""
+        if key in _ONE_OR_SEVERAL:
+            return frozenset({"str", "list"})
         section, prefix = self._section(key)
         name = key[len(prefix) :]
         if "." in name:
