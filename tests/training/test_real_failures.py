@@ -63,13 +63,16 @@ def test_a_reward_that_raises(tmp_path: Path, context: Callable[..., Any]) -> No
     assert not error.retryable
 
 
-def test_a_reward_that_hangs(tmp_path: Path, context: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_reward_that_hangs(tmp_path: Path, context: Callable[..., Any], warm: bool) -> None:
     reward = {"function": "reward.py:score", "kwargs": {"trouble": "hang"}}
-    spec, attempt = prepared(tmp_path, context, reward=reward, deadlines=QUICK)
+    spec, attempt = prepared(tmp_path, context, reward=reward, deadlines=QUICK, warm_start=warm)
     error, failure, _ = failed(spec, attempt())
     assert failure.kind.value == "stall", failure
     assert error.retryable
-    stacks = list((tmp_path / "storage/runs/run/stages/train/attempts/001/stacks").glob("this-node-*.txt"))
+    folder = tmp_path / "storage/runs/run/stages/train/attempts/001/stacks"
+    assert "RewardLoopWorker" in (folder / "actors.json").read_text()
+    stacks = list(folder.glob("this-node-*.txt"))
     assert any("score (" in stack.read_text() for stack in stacks), [stack.name for stack in stacks]
 
 

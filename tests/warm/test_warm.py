@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from verl_workflow.warm import _place, _start, warm_command, warm_up
+from verl_workflow.warm import _place, _start, forked_for, warm_command, warm_up
 from verl_workflow.warm._place import SOCKET, folder_of_server
 
 TELL = """
@@ -172,6 +172,16 @@ def test_nothing_outlives_a_supervisor_that_is_killed(server: Path, tmp_path: Pa
     wait_for(lambda: not alive(own) and not alive(child))
 
 
+def test_the_process_behind_a_stub_is_known_while_it_lives(server: Path, tmp_path: Path) -> None:
+    process, own, _ = sleeper(server, tmp_path)
+    assert forked_for(psutil.Process(process.pid).cmdline(), process.pid) == own
+    assert forked_for([sys.executable, "-c", "pass"], process.pid) is None
+    words = psutil.Process(process.pid).cmdline()
+    process.kill()
+    process.wait()
+    wait_for(lambda: forked_for(words, process.pid) is None)
+
+
 def test_many_at_once_each_end_as_they_should(server: Path, tmp_path: Path) -> None:
     script = tmp_path / "end.py"
     script.write_text("import sys, time; time.sleep(0.2); sys.exit(int(sys.argv[1]))")
@@ -235,6 +245,9 @@ def test_what_shapes_imports_makes_another_server(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("OMP_PROC_BIND")
     monkeypatch.setenv("RAY_JOB_ID", "x")
     assert folder_of_server() == first
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
+    monkeypatch.syspath_prepend("/where/ray/keeps/its/workers")
+    assert folder_of_server() == first, "a driver and Ray's workers have one"
     monkeypatch.setattr(_place, "_PACKAGES", ("pytest",))
     assert folder_of_server() != first
 

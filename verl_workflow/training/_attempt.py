@@ -104,6 +104,11 @@ class Attempt:
         return owner_of(self.ctx.epoch, self.ctx.attempt)
 
     @property
+    def namespace(self) -> str:
+        """Ray's, of the job in which it trains."""
+        return StageName.of(self.ctx).job(self.owner)
+
+    @property
     def facts(self) -> Facts:
         """What trackers are told."""
         return Facts(
@@ -175,7 +180,7 @@ def write_launch(
         **attempt.chosen,
         "ray_kwargs.ray_init.address": ray.get_runtime_context().gcs_address,
         # Its named actors are found by it, should they be left behind.
-        "ray_kwargs.ray_init.namespace": StageName.of(attempt.ctx).job(attempt.owner),
+        "ray_kwargs.ray_init.namespace": attempt.namespace,
         **{f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value for name, value in variables.items()},
         "trainer.v1.trainer_mode": f"supervised_{attempt.chosen.get('trainer.v1.trainer_mode', 'sync')}",
         "trainer.v1.supervised": {

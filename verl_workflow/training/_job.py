@@ -1,4 +1,4 @@
-"""The Ray job of verl's process, as the cluster sees it: its actors, and whether nodes of it are taken away."""
+"""The Ray jobs of trainings, as the cluster sees them: their actors, and whether nodes of theirs are taken away."""
 
 from __future__ import annotations
 
@@ -7,36 +7,85 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from verl_workflow.training._names import StageName, stage_of_job
+
 # Each look asks the head; a preemption notice comes half a minute or more ahead.
 _LOOK_SECONDS = 5.0
+_ANSWER_SECONDS = 30.0
 
 
-def actors_of(pid: int) -> Mapping[str, Mapping[str, Any]]:
-    """Ray's facts on the actors of the job whose driver has this pid on this node, by actor id; empty when there is
-    none.
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """A Ray job in which an attempt of ours trains.
+
+    Attributes:
+        id: Ray's, in hex. owner: how the attempt signs. node: id of its driver's node. pid: of its driver there.
+        began: Unix time. dead: whether its driver has ended.
+    """
+
+    id: str
+    stage: StageName
+    owner: str
+    node: str
+    pid: int
+    began: float
+    dead: bool
+
+    @property
+    def namespace(self) -> str:
+        """Ray's, of the job."""
+        return self.stage.job(self.owner)
+
+
+def training_jobs() -> list[TrainingJob]:
+    """All jobs of ours that the cluster knows of, the dead ones too."""
+    from ray._private.worker import global_worker
+
+    table = global_worker.gcs_client.get_all_job_info(
+        skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=_ANSWER_SECONDS
+    )
+    jobs = []
+    for entry in table.values():
+        named = stage_of_job(entry.config.ray_namespace)
+        if named is not None:
+            jobs.append(
+                TrainingJob(
+                    id=entry.job_id.hex(),
+                    stage=named[0],
+                    owner=named[1],
+                    node=entry.driver_address.node_id.hex(),
+                    pid=entry.driver_pid,
+                    began=entry.start_time / 1000,
+                    dead=entry.is_dead,
+                )
+            )
+    return jobs
+
+
+def actors_of(namespace: str) -> Mapping[str, Mapping[str, Any]]:
+    """Ray's facts on the actors of the living job of this namespace, by actor id; empty when there is none.
 
     Raises ray.exceptions.RayError, or what Ray's client raises, when the head does not answer.
     """
     import ray
     from ray._private.state import state
 
-    here = ray.util.get_node_ip_address()
-    jobs = [
-        job["JobID"]
-        for job in state.job_table()
-        if job["DriverPid"] == pid and job["DriverIPAddress"] == here and not job["IsDead"]
-    ]
-    if not jobs:
+    job = next((job for job in training_jobs() if not job.dead and job.namespace == namespace), None)
+    if job is None:
         return {}
-    found: Mapping[str, Mapping[str, Any]] = state.actor_table(None, ray.JobID.from_hex(jobs[-1]))
+    found: Mapping[str, Mapping[str, Any]] = state.actor_table(None, ray.JobID.from_hex(job.id))
     return found
 
 
 @dataclass(kw_only=True)
 class DrainWatch:
-    """Notices that a node of the training is being drained: Ray's word for one that is about to be taken away."""
+    """Notices that a node of the training is being drained: Ray's word for one that is about to be taken away.
 
-    pid: int
+    Attributes:
+        namespace: of the Ray job in which it trains.
+    """
+
+    namespace: str
     _looked: float = field(default=0.0, init=False)
 
     def draining(self) -> tuple[str, ...]:
@@ -48,7 +97,7 @@ class DrainWatch:
             from ray._private.state import state
 
             leaving = state.get_draining_nodes()
-            used = {actor["Address"]["NodeID"] for actor in actors_of(self.pid).values()} if leaving else set()
+            used = {actor["Address"]["NodeID"] for actor in actors_of(self.namespace).values()} if leaving else set()
         except Exception:  # noqa: BLE001 - a head that is lost ends the training by itself
             return ()
         return tuple(sorted(used & set(leaving)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from verl_workflow.errors import VerlWorkflowError
 from verl_workflow.training._cluster import QUEUE_ACTOR
+from verl_workflow.training._job import TrainingJob, training_jobs
 from verl_workflow.training._names import NAMESPACE, StageName, stage_of_group, stage_of_holder, stage_of_job
 from verl_workflow.training._owner import is_later
 
@@ -18,24 +18,6 @@ _ANSWER_SECONDS = 30.0
 # Ray takes a job's actors and groups away about two seconds after its driver.
 _GONE_SECONDS = 20.0
 _POLL_SECONDS = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    """A Ray job in which an attempt of ours trains.
-
-    Attributes:
-        id: Ray's, in hex. owner: how the attempt signs. node: id of its driver's node. pid: of its driver there.
-        began: Unix time. dead: whether its driver has ended.
-    """
-
-    id: str
-    stage: StageName
-    owner: str
-    node: str
-    pid: int
-    began: float
-    dead: bool
 
 
 def reap(stage: StageName, owner: str, *, storage: str) -> list[str]:
@@ -54,31 +36,6 @@ def reap(stage: StageName, owner: str, *, storage: str) -> list[str]:
         *_give_up_ended_runs(stage, storage),
         *_remove_groups_without_holder(),
     ]
-
-
-def training_jobs() -> list[TrainingJob]:
-    """All jobs of ours that the cluster knows of, the dead ones too."""
-    from ray._private.worker import global_worker
-
-    table = global_worker.gcs_client.get_all_job_info(
-        skip_submission_job_info_field=True, skip_is_running_tasks_field=True, timeout=_ANSWER_SECONDS
-    )
-    jobs = []
-    for entry in table.values():
-        named = stage_of_job(entry.config.ray_namespace)
-        if named is not None:
-            jobs.append(
-                TrainingJob(
-                    id=entry.job_id.hex(),
-                    stage=named[0],
-                    owner=named[1],
-                    node=entry.driver_address.node_id.hex(),
-                    pid=entry.driver_pid,
-                    began=entry.start_time / 1000,
-                    dead=entry.is_dead,
-                )
-            )
-    return jobs
 
 
 def _end_earlier_attempts(stage: StageName, owner: str) -> Iterator[str]:
@@ -143,7 +100,7 @@ def _end_actors_of_dead_jobs() -> Iterator[str]:
     # In this order: a job that begins in between cannot be taken for a dead one.
     named = ray.util.list_named_actors(all_namespaces=True)
     jobs = {job.id: job for job in training_jobs()}
-    alive = {job.stage.job(job.owner) for job in jobs.values() if not job.dead}
+    alive = {job.namespace for job in jobs.values() if not job.dead}
     for actor in named:
         name, namespace = actor["name"], actor["namespace"]
         ours = stage_of_job(namespace) is not None and namespace not in alive

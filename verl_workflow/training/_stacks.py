@@ -10,20 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from verl_workflow.training._job import actors_of
+from verl_workflow.warm import forked_for
 
 # Of one process. Reading a stack stops it for a moment; a frozen one answers all the same.
 _PROCESS_SECONDS = 20.0
 _NODE_SECONDS = 120.0
 
 
-def keep_stacks(folder: Path, pid: int, marker: str) -> list[Path]:
+def keep_stacks(folder: Path, namespace: str, marker: str) -> list[Path]:
     """Write the stack of each process of the training, wherever it runs, and the state of its actors.
 
     Best effort, within about two minutes: what cannot be had is said in ``notes.txt``.
 
     Args:
         folder: made, and filled with ``<node>-<pid>-<name>.txt``, ``actors.json`` and ``notes.txt``.
-        pid: of verl's process, on this node.
+        namespace: of the Ray job in which it trains.
         marker: value of the variable VERL_FILE_LOGGER_PATH, which tells the training's processes from others.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ def keep_stacks(folder: Path, pid: int, marker: str) -> list[Path]:
         for name, text in found.items():
             (folder / f"{node}-{name}.txt").write_text(text, encoding="utf-8")
     try:
-        (folder / "actors.json").write_text(json.dumps(actors_of(pid), indent=1, default=str), encoding="utf-8")
+        (folder / "actors.json").write_text(json.dumps(actors_of(namespace), indent=1, default=str), encoding="utf-8")
     except Exception as error:  # noqa: BLE001 - a head that is lost is told by whatever Ray's client raises
         notes.append(f"the actors are not known: {type(error).__name__}: {error}")
     if notes:
@@ -72,7 +73,8 @@ def _processes(marker: str) -> Iterator[tuple[int, str]]:
     for process in psutil.process_iter():
         try:
             if process.environ().get("VERL_FILE_LOGGER_PATH") == marker:
-                yield process.pid, "".join(letter for letter in process.name() if letter.isalnum() or letter in "-_")
+                own = psutil.Process(forked_for(process.cmdline(), process.pid) or process.pid)
+                yield own.pid, "".join(letter for letter in own.name() if letter.isalnum() or letter in "-_")
         except (psutil.Error, OSError):
             continue
 

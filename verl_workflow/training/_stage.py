@@ -190,7 +190,7 @@ def _run(
     retention = Retention(root=attempt.checkpoint_dir, prune=attempt.prune)
     process = ChildProcess(command, env=environment, log=attempt.log, cwd=ctx.attempt_dir)
     with process as child, asked_by_sigterm(ctx.attempt_dir):
-        leaving = DrainWatch(pid=child.pid)
+        leaving = DrainWatch(namespace=attempt.namespace)
         while (code := child.wait(_POLL_SECONDS)) is None:
             if signs.look(time.monotonic()):
                 retention.after(watch.step)
@@ -201,7 +201,7 @@ def _run(
                 ask(ctx.attempt_dir)
             if reason := watch.stalled(time.monotonic()):
                 ctx.report({**watch.progress(), "phase": "stuck: its stacks are being kept"})
-                keep_stacks(ctx.attempt_dir / "stacks", child.pid, str(attempt.metrics))
+                keep_stacks(ctx.attempt_dir / "stacks", attempt.namespace, str(attempt.metrics))
                 raise stuck(attempt, reason)
     signs.look(time.monotonic())
     return code

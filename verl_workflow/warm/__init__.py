@@ -3,7 +3,7 @@
 Off unless a stage says ``warm_start: true``, since the server holds about half a gigabyte of memory on the node.
 """
 
-from verl_workflow.warm._place import SUPERVISOR
+from verl_workflow.warm._place import SUPERVISOR, forked_for
 from verl_workflow.warm._start import warm_command, warm_up
 
-__all__ = ["SUPERVISOR", "warm_command", "warm_up"]
+__all__ = ["SUPERVISOR", "forked_for", "warm_command", "warm_up"]

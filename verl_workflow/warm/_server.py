@@ -15,8 +15,10 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_workflow.warm._place import SOCKET
+from verl_workflow.warm._place import SOCKET, forked_note
 
 # What most of the time of `import verl` and of the first model goes into, and what needs neither Ray nor verl.
 MODULES = (
@@ -44,9 +46,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(kw_only=True)
 class _Child:
-    """A process that was forked for somebody."""
+    """A process that was forked for a stub, and the file that says so."""
 
     pid: int
+    note: Path
     connection: socket.socket
     handle: int
 
@@ -82,6 +85,9 @@ def _serve(place: Path, idle_seconds: float) -> Callable[[], None] | None:
     partial = place.with_name(f"{SOCKET}.partial")
     partial.unlink(missing_ok=True)
     listener.bind(str(partial))
+    # Of a server that was killed.
+    shutil.rmtree(notes := forked_note(place.parent, 0).parent, ignore_errors=True)
+    notes.mkdir()
     listener.listen(64)
     # There only when it answers.
     partial.rename(place)
@@ -95,7 +101,7 @@ def _serve(place: Path, idle_seconds: float) -> Callable[[], None] | None:
         for key, _ in selector.select(_LOOK_SECONDS):
             busy = time.monotonic()
             if key.fileobj is listener:
-                work = _accept(listener, selector, children)
+                work = _accept(place.parent, listener, selector, children)
                 if work is not None:
                     return work
             elif isinstance(key.fileobj, int):
@@ -107,7 +113,7 @@ def _serve(place: Path, idle_seconds: float) -> Callable[[], None] | None:
 
 
 def _accept(
-    listener: socket.socket, selector: selectors.BaseSelector, children: dict[int, _Child]
+    folder: Path, listener: socket.socket, selector: selectors.BaseSelector, children: dict[int, _Child]
 ) -> Callable[[], None] | None:
     connection, _ = listener.accept()
     connection.settimeout(10)
@@ -138,7 +144,10 @@ def _accept(
     for stream in streams:
         os.close(stream)
     connection.settimeout(None)
-    child = _Child(pid=pid, connection=connection, handle=os.pidfd_open(pid))
+    stub, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    note = forked_note(folder, stub)
+    note.write_text(str(pid), encoding="utf-8")
+    child = _Child(pid=pid, note=note, connection=connection, handle=os.pidfd_open(pid))
     children[pid] = child
     selector.register(child.handle, selectors.EVENT_READ, pid)
     selector.register(connection, selectors.EVENT_READ, pid)
@@ -161,6 +170,7 @@ def _reap(child: _Child, selector: selectors.BaseSelector) -> None:
     _, status = os.waitpid(child.pid, 0)
     # What it has started is of its group, unless it went its own way.
     _signal_group(child.pid, signal.SIGKILL)
+    child.note.unlink(missing_ok=True)
     selector.unregister(child.handle)
     os.close(child.handle)
     if child.connection in {key.fileobj for key in selector.get_map().values()}:

@@ -76,6 +76,8 @@ def _start(folder: Path) -> None:
                 **single,
                 **kept,
                 "TOKENIZERS_PARALLELISM": "false",
+                # As in each of verl's processes; it is read when the library is imported.
+                "HF_HUB_OFFLINE": "1",
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },
             cwd="/",
