@@ -25,6 +25,8 @@ from typing import Any
 import psutil
 from _by_hand import command, environment, training_only
 
+from verl_workflow.warm import forked_for
+
 CLI = Path(sys.executable).with_name("verl-workflow")
 _PATIENCE_S = 900.0
 _STEPS = 40
@@ -151,16 +153,13 @@ def _first_new(metrics: Path) -> int:
 
 
 def _process_of(attempt: Path) -> psutil.Process:
-    """verl's process, by the attempt's folder among its words, or, forked from a warm server, in its environment."""
-    metrics = str(attempt / "verl_metrics.jsonl")
+    """verl's process: by the attempt's folder among its words, or that which was forked for it."""
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
             if "verl_workflow.training.entry" in words and str(attempt) in words:
-                return process
-            if process.environ().get("VERL_FILE_LOGGER_PATH") == metrics and "verl_workflow.warm._server" in words:
-                return process
-        except (psutil.Error, OSError):
+                return psutil.Process(forked_for(words, process.pid) or process.pid)
+        except psutil.Error:
             continue
     raise SystemExit("verl's process is not there")
 

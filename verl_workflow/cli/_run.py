@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from verl_workflow.cli._facts import RunFacts
     from verl_workflow.pipeline import Run
 
+# Within it a step ends and its checkpoint is written, unless they take long; whoever ends a machine waits less.
+_SAVE_SECONDS = 600.0
 _EXIT_CODES = {"succeeded": ExitCode.OK, "cancelled": ExitCode.CANCELLED}
 _Detach = Annotated[
     bool, typer.Option("--detach", help="Return when the run has been handed to the cluster (needs --address).")
@@ -147,6 +150,8 @@ class _Session:
         """
         if not self.quiet:
             note(f"run {self.run_id}: {self._joining()}")
+        from verl_workflow.cli._watch import Terminated
+
         # Ray's client tells of workers that died on the stdout of whoever started it; its own logs keep that.
         with redirect_stdout(_Unheard()):
             try:
@@ -155,13 +160,34 @@ class _Session:
                 for warning in run.warnings:
                     note(f"warning: {warning}")
                 return None if self.detach else self._watched(run)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 if runs and runs[0].local:
+                    if isinstance(stop, Terminated):
+                        self._save()
                     note("stopping")
                 raise
             finally:
                 for run in runs:
                     run.close()
+
+    def _save(self) -> None:
+        """Let trainings save before their machine goes; a further signal ends the waiting."""
+        from verl_workflow.cli._facts import facts_of
+        from verl_workflow.storage import Store
+        from verl_workflow.training import all_saved, ask_to_save
+        from verl_workflow.workflow import read_run
+
+        try:
+            facts = facts_of(read_run(Store(self.storage), self.run_id), self.storage)
+            asked = ask_to_save(Path(facts.artifacts) / "runs" / self.run_id, facts.epoch) if facts.artifacts else []
+            if asked:
+                note("the training saves after its step; SIGTERM again stops it at once")
+                if not all_saved(asked, facts.epoch, _SAVE_SECONDS):
+                    note(f"it has not saved within {_SAVE_SECONDS:.0f} s")
+        except KeyboardInterrupt:
+            note("stopping at once")
+        except VerlWorkflowError as error:
+            note(f"the training could not be asked to save: {error}")
 
     def tell_succeeded(self) -> ExitCode:
         """The result of a run that needs no resumption."""

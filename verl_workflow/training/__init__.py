@@ -8,12 +8,15 @@ from verl_workflow.training._check import (
 )
 from verl_workflow.training._cluster import cluster_device, cluster_nodes
 from verl_workflow.training._extend import extended
+from verl_workflow.training._leave import all_saved, ask_to_save
 from verl_workflow.training._metrics import REWARD, Row, attempt_rows
 from verl_workflow.training._stage import run_verl_stage
 
 __all__ = [
     "REWARD",
     "Row",
+    "all_saved",
+    "ask_to_save",
     "attempt_rows",
     "check_verl_stage",
     "cluster_device",

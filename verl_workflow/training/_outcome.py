@@ -34,6 +34,10 @@ _FILED = {
 }
 
 
+# What an attempt looks like that found no room for its words; any other class has evidence of its own.
+_OF_FULL_DISK = frozenset({FailureClass.CHECKPOINT, FailureClass.INFRASTRUCTURE, FailureClass.UNKNOWN})
+
+
 class AttemptFailed(Exception):
     """An attempt ended without success.
 
@@ -107,7 +111,7 @@ def require_success(
         drained=drained,
         resumed=start is not None,
     )
-    if failure.kind is not FailureClass.DISK and (lacking := full(attempt.checkpoint_dir)):
+    if failure.kind in _OF_FULL_DISK and (lacking := full(attempt.checkpoint_dir)):
         # What verl would have said of it found no room.
         evidence = (lacking, *failure.evidence)[:5]
         failure = Failure(kind=FailureClass.DISK, what=lacking, evidence=evidence, advice=ADVICE[FailureClass.DISK])
