@@ -40,8 +40,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Path]:
     """A server that has preloaded a small module."""
-    folder = tmp_path / "warm"
-    folder.mkdir()
+    folder = tmp_path / "a-folder-with-a-name-that-is-as-long-as-some-systems-like-theirs-to-be" / "warm"
+    folder.mkdir(parents=True)
     code = (
         "from pathlib import Path\nfrom verl_workflow.warm._server import main\n"
         f"main(Path({str(folder)!r}), ('decimal', 'no_such_module'), idle_seconds=60)\n"

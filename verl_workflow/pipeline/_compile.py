@@ -57,13 +57,11 @@ _UNLIMITED = 1_000_000
 
 def compile_run(definition: Mapping[str, Any], store_uri: str, run_id: str) -> Plan:
     """The plan of a stored run: what the driver is given to execute, on the cluster it is connected to."""
-    from verl_workflow.training import cluster_device
+    from verl_workflow.training import cluster_device, warm_nodes
 
     made = Definition.from_json(definition)
     if any(isinstance(stage, VerlStage) and stage.warm_start for stage in made.pipeline.stages):
-        from verl_workflow.warm import warm_up
-
-        warm_up()
+        warm_nodes()
     return compile_plan(made, gpus=cluster_device() == "cuda")
 
 

@@ -11,6 +11,7 @@ from verl_workflow.training._extend import extended
 from verl_workflow.training._leave import all_saved, ask_to_save
 from verl_workflow.training._metrics import REWARD, Row, attempt_rows
 from verl_workflow.training._stage import run_verl_stage
+from verl_workflow.training._warm import warm_nodes
 
 __all__ = [
     "REWARD",
@@ -25,5 +26,6 @@ __all__ = [
     "lacking_resources",
     "required_resources",
     "run_verl_stage",
+    "warm_nodes",
     "warn_of_verl_stage",
 ]

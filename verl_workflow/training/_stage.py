@@ -35,8 +35,9 @@ from verl_workflow.training._record import Signs, Tally, recorded, require_attem
 from verl_workflow.training._retention import Retention, handed_on
 from verl_workflow.training._retry import changes_after, longest_pause
 from verl_workflow.training._stacks import keep_stacks
+from verl_workflow.training._warm import warm_nodes
 from verl_workflow.training._watch import Watch
-from verl_workflow.warm import warm_command, warm_up
+from verl_workflow.warm import warm_command
 
 if TYPE_CHECKING:
     # The pipeline runs stages; importing it here would close the circle.
@@ -173,7 +174,7 @@ def _run(
     spec, ctx = attempt.spec, attempt.ctx
     words, workers = ["-m", _ENTRY, str(ctx.attempt_dir)], None
     command = [sys.executable, *words]
-    if spec.warm_start and (folder := warm_up()) is not None:
+    if spec.warm_start and (folder := warm_nodes()) is not None:
         command, workers = warm_command(folder, words, patience=_WARM_SECONDS)
     environment = write_launch(attempt, start, groups=groups, workers=workers)
     (ctx.attempt_dir / RESULT).unlink(missing_ok=True)

@@ -84,7 +84,10 @@ def _serve(place: Path, idle_seconds: float) -> Callable[[], None] | None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     partial = place.with_name(f"{SOCKET}.partial")
     partial.unlink(missing_ok=True)
-    listener.bind(str(partial))
+    # By way of a handle: a socket's path may be 107 bytes long.
+    handle = os.open(place.parent, os.O_RDONLY)
+    listener.bind(f"/proc/self/fd/{handle}/{partial.name}")
+    os.close(handle)
     # Of a server that was killed.
     shutil.rmtree(notes := forked_note(place.parent, 0).parent, ignore_errors=True)
     notes.mkdir()
@@ -234,4 +237,7 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    if os.fork():
+        # Whoever starts it waits for this, and owns no child then.
+        os._exit(0)
     main(Path(sys.argv[1]))

@@ -69,7 +69,7 @@ def _start(folder: Path) -> None:
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     with (folder / "log.txt").open("ab") as log:
-        subprocess.Popen(
+        starter = subprocess.Popen(
             [sys.executable, "-m", "verl_workflow.warm._server", str(folder)],
             # jemalloc, which Arrow brings, has a thread of its own.
             env={
@@ -86,3 +86,5 @@ def _start(folder: Path) -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    # It goes on in a process of nobody's: a Ray worker takes its children with it when it ends.
+    starter.wait()
