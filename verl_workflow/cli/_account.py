@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_workflow.cli._facts import AttemptFacts, RunFacts, StageFacts
+from verl_workflow.cli._facts import MODEL, AttemptFacts, RunFacts, StageFacts
 
 if TYPE_CHECKING:
     from verl_workflow.training._history import Outcome
@@ -38,8 +38,14 @@ def account_of(facts: RunFacts, stage: StageFacts, *, now: float | None = None) 
         "error": stage.error,
         "spent": _spent(list(known.values()), running=stage.status == "running"),
         "told": last is not None and last.get("failure") is not None and _same(last),
-        "missing": str(folder) if folder is not None and stage.attempts and not folder.is_dir() else None,
+        "missing": _missing(folder, stage),
     }
+
+
+def _missing(folder: Path | None, stage: StageFacts) -> str | None:
+    """The model that all stages start from is kept elsewhere, for other runs, too."""
+    gone = folder is not None and stage.kind != MODEL and stage.attempts and not folder.is_dir()
+    return str(folder) if gone else None
 
 
 def total(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -83,6 +89,7 @@ def _attempt(attempt: AttemptFacts, outcome: Outcome | None, now: float) -> dict
     failure = outcome.failure
     return {
         **found,
+        "ended": outcome.ended is not None,
         "start": outcome.start,
         "reached": outcome.reached,
         "saved": outcome.saved,

@@ -52,7 +52,9 @@ def _nothing(facts: RunFacts) -> str:
 def _attempt(attempt: Mapping[str, Any]) -> list[str]:
     took = "" if attempt["seconds"] is None else f", {duration(attempt['seconds'])}"
     head = f"  attempt {attempt['attempt']}, {moment(attempt['began'])}{took}"
-    if "start" in attempt:
+    if "start" in attempt and not attempt["ended"] and not attempt["reached"]:
+        head += ": before its first step"
+    elif "start" in attempt:
         begun = f"from step {attempt['start']}" if attempt["start"] else "from the model"
         head += f": {begun} to step {attempt['reached']}, newest whole checkpoint {attempt['saved'] or 'none'}"
     lines = [head]

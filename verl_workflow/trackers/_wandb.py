@@ -39,4 +39,8 @@ class WandbSink:
             self._run.log(dict(point.numbers), step=point.step, commit=True)
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        # Only then its service has written everything; it would end with this process.
+        wandb.teardown()

@@ -74,12 +74,18 @@ def end_process(pid: int, began: float) -> bool:
 
     try:
         process = psutil.Process(pid)
-        if process.create_time() <= began + 1.0:
-            process.kill()
-            process.wait(_GONE_SECONDS)
+        if process.create_time() > began + 1.0:
+            return True
+        process.kill()
+        deadline = time.monotonic() + _GONE_SECONDS
+        # A zombie does nothing any more, whenever its parent looks after it.
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
     except psutil.NoSuchProcess:
         return True
-    except (psutil.TimeoutExpired, psutil.AccessDenied):
+    except psutil.AccessDenied:
         return False
     return True
 
