@@ -26,7 +26,7 @@ class Runs:
         self.store = Store(str(self.path))
 
     def create(self, run_id: str, stages: Mapping[str, Call], *, source: str = "") -> None:
-        described = [{"name": name, "kind": KINDS.get(name, "python")} for name in stages]
+        described = [{"name": name, "kind": KINDS.get(name, "python")} for name in stages if name != "model"]
         pipeline = {"name": "demo", "stages": described}
         create_run(self.store, run_id, {"pipeline": pipeline, "artifacts": str(self.path), "source": source})
 

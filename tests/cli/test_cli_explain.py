@@ -208,6 +208,9 @@ def test_a_stage_of_another_kind_is_told_by_its_error(runs: Runs, invoke: Invoke
 def test_an_attempt_whose_process_was_lost_is_told_by_what_it_left(runs: Runs, invoke: Invoke) -> None:
     runs.finish("r1", {"train": twice}, attempts=2)
     kept(runs, "r1", 1, ended=None)
+    told = invoke("explain", "r1").stdout
+    assert ": before its first step\n" in told
+    assert "newest whole checkpoint" not in told
     metrics = runs.log("r1", "train", 1).parent / "verl_metrics.jsonl"
     metrics.write_text(json.dumps({"step": 3, "data": {"timing_s/step": 1.0}}) + "\n")
     told = invoke("explain", "r1").stdout
@@ -238,11 +241,14 @@ def test_a_run_that_nobody_knows_is_refused(runs: Runs, invoke: Invoke) -> None:
 
 
 def test_a_run_whose_files_are_gone_is_told_by_its_journal(runs: Runs, invoke: Invoke, tmp_path: Path) -> None:
-    runs.finish("r1", {"train": fails})
+    runs.finish("r1", {"model": lambda _: {"path": "/models/ab12"}, "train": fails})
     shutil.rmtree(runs.path / "runs/r1/stages", ignore_errors=True)
     told = invoke("explain", "r1").stdout
     assert "failed: train: the GPU fell off" in told
     assert "its files are gone" in told
+    told_of_model = invoke("explain", "r1", "--stage", "model").stdout
+    assert "stage model (model): succeeded" in told_of_model
+    assert "its files are gone" not in told_of_model, "it is kept elsewhere"
     assert "used:" not in told
 
 
