@@ -13,6 +13,7 @@ from _training_pieces import stage
 
 from verl_workflow.models import make_model
 from verl_workflow.spec import Model, VerlStage
+from verl_workflow.warm import forked_for
 
 REWARD = """
 import os
@@ -74,9 +75,10 @@ def processes(attempt_dir: Path, name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get("VERL_FILE_LOGGER_PATH") == metrics
-            if ours and any(name in word for word in process.cmdline()):
-                found.append(process)
+            if process.environ().get("VERL_FILE_LOGGER_PATH") == metrics:
+                own = psutil.Process(forked_for(process.cmdline(), process.pid) or process.pid)
+                if any(name in word for word in own.cmdline()):
+                    found.append(own)
         except (psutil.Error, OSError):
             continue
     return found

@@ -21,6 +21,7 @@ from verl_workflow.training.failures import Failure
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
+# The processes that are killed and stopped below are forked ones in most tests, which also spares their start.
 QUICK = {"start": 300.0, "first_step": 60.0, "times_median": 3.0, "at_least": 25.0}
 
 
@@ -88,7 +89,7 @@ def test_a_reward_that_hangs(tmp_path: Path, context: Callable[..., Any], warm: 
 def test_a_process_of_verls_that_is_killed(
     tmp_path: Path, context: Callable[..., Any], name: str, kinds: set[str]
 ) -> None:
-    spec, attempt = prepared(tmp_path, context, deadlines=QUICK, steps=30)
+    spec, attempt = prepared(tmp_path, context, deadlines=QUICK, steps=30, warm_start=True)
     killed: list[int] = []
 
     def kill() -> None:
@@ -108,7 +109,7 @@ def test_a_process_of_verls_that_is_killed(
 
 
 def test_a_process_of_verls_that_stands_still(tmp_path: Path, context: Callable[..., Any]) -> None:
-    spec, attempt = prepared(tmp_path, context, deadlines=QUICK, steps=30)
+    spec, attempt = prepared(tmp_path, context, deadlines=QUICK, steps=30, warm_start=True)
 
     def freeze() -> None:
         for process in processes(first.attempt_dir, "WorkerDict"):
@@ -140,7 +141,7 @@ def test_a_checkpoint_that_looks_whole_and_cannot_be_loaded(tmp_path: Path, cont
 
 
 def test_gradients_that_are_no_numbers(tmp_path: Path, context: Callable[..., Any]) -> None:
-    spec, attempt = prepared(tmp_path, context, steps=30, learning_rate=1e30, save_every=10)
+    spec, attempt = prepared(tmp_path, context, steps=30, learning_rate=1e30, save_every=10, warm_start=True)
     error, failure, outcome = failed(spec, attempt())
     assert failure.kind.value == "numeric", failure
     assert not error.retryable
@@ -159,7 +160,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills_up(tmp_path: Path, context: Callable[..., Any], small_disk: Path) -> None:
-    spec, attempt = prepared(tmp_path, context, steps=30, save_every=3)
+    spec, attempt = prepared(tmp_path, context, steps=30, save_every=3, warm_start=True)
 
     def fill() -> None:
         with (small_disk / "filler").open("wb", buffering=0) as file:
@@ -179,7 +180,7 @@ def test_a_disk_that_fills_up(tmp_path: Path, context: Callable[..., Any], small
 def test_a_training_that_is_asked_to_hand_over_saves_and_ends(tmp_path: Path, context: Callable[..., Any]) -> None:
     from verl_workflow.training._handover import ask
 
-    spec, attempt = prepared(tmp_path, context, steps=30, save_every=20)
+    spec, attempt = prepared(tmp_path, context, steps=30, save_every=20, warm_start=True)
     first = attempt(1, report=at_step(2, lambda: ask(first.attempt_dir)))
     error, failure, outcome = failed(spec, first)
     assert failure.preempted, failure
