@@ -147,6 +147,16 @@ def test_what_the_reward_raised_is_told_with_its_line() -> None:
     assert of_error(NO_ANSWERS, RAISED + STEP).kind is FailureClass.REWARD
 
 
+def test_answers_that_never_came_since_their_process_was_lost() -> None:
+    died = "(AgentLoopWorkerTQ pid=9) ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing.\n"
+    found = of_error(NO_ANSWERS, STEP + died)
+    assert found.kind is FailureClass.INFRASTRUCTURE
+    assert found.what.startswith("ray.exceptions.ActorDiedError: The actor died")
+    assert "Sync replay buffer selected terminal groups" in found.what
+    assert of_error(NO_ANSWERS, died + STEP).kind is FailureClass.UNKNOWN, "that was survived"
+    assert of_error(NO_ANSWERS, STEP + died + RAISED).kind is FailureClass.REWARD
+
+
 def test_a_reward_that_raised_here_and_there_is_not_why_something_else_failed() -> None:
     assert of_error(ActorDiedError(), RAISED).kind is FailureClass.INFRASTRUCTURE
     assert of_error(KeyError("prompt"), RAISED).kind is FailureClass.DATA

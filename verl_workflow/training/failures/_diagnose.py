@@ -24,6 +24,7 @@ _EVIDENCE = 5
 _LONGEST = 500
 _STRONG = tuple(rule for rule in RULES if not rule.weak)
 _WEAK = tuple(rule for rule in RULES if rule.weak)
+_LOST = tuple(rule for rule in _WEAK if rule.kind is FailureClass.INFRASTRUCTURE)
 _SAVING = re.compile(r"save_checkpoint|checkpoint_manager.*\bsave|in save_\w*(model|state|ckpt)|async_save")
 _OF_MEMORY = frozenset({FailureClass.MEMORY_GPU, FailureClass.MEMORY_HOST})
 # Each of these may be how what the user's code raised looks from the outside.
@@ -84,6 +85,8 @@ def diagnose(
         return Failure(kind=kind, what=what[:_LONGEST], evidence=evidence, advice=ADVICE[kind])
     if sign is None and not chain:
         return _by_signal(_signal(code), _ending(code), drained)
+    # An error that is not known may be what a lost process led to: answers that never came, for one.
+    sign = sign or _of_log(recent, _LOST)
     if sign is None:
         what = headline(chain)
         kind = FailureClass.UNKNOWN
