@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from _real_training import at_step, parquet, prepared, processes
 from _training_pieces import torch_archive
@@ -119,7 +120,8 @@ def test_a_process_of_verls_that_stands_still(tmp_path: Path, context: Callable[
     error, failure, _ = failed(spec, first)
     assert failure.kind.value == "stall", failure
     assert error.retryable
-    assert processes(first.attempt_dir, "WorkerDict") == []
+    # Ray ends the processes of a driver that is gone within seconds, frozen ones, too.
+    assert psutil.wait_procs(processes(first.attempt_dir, ""), timeout=60)[1] == []
 
 
 def test_a_checkpoint_that_looks_whole_and_cannot_be_loaded(tmp_path: Path, context: Callable[..., Any]) -> None:
