@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
-        pipeline = training_only(Path(folder), steps=arguments.steps)
+        pipeline = training_only(Path(folder), steps=arguments.steps, warm_start=False)
         for number in range(arguments.rounds):
             place = Path(folder) / f"round-{number}"
             row = _through_the_pipeline(pipeline, place)
