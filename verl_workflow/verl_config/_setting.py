@@ -56,6 +56,18 @@ _WITHOUT_EFFECT = frozenset(
         "trainer.ray_wait_register_center_timeout",
     }
 )
+# Of what there has to be one at least, by how the key ends.
+_COUNTED = (
+    *("batch_size", "batch_size_per_gpu", "max_prompt_length", "max_response_length", "rollout.n", "parallel_size"),
+    *(
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+        "trainer.total_epochs",
+        "trainer.total_training_steps",
+        "num_data_storage_units",
+    ),
+    *("agent.num_workers", "reward.num_workers", "ppo_epochs", "parameter_sync_step"),
+)
 _PREVIOUS = "trainer.remove_previous_ckpt_in_save"
 _KEPT = frozenset({"trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"})
 
@@ -143,6 +155,11 @@ def _limit(key: str, value: Any) -> Problem | None:
     if key.endswith("gpu_memory_utilization") and value is not None and not 0 < float(value) <= 1:
         what = f"`{key}` is a share of the GPU's memory"
         return Problem(code=Code.OUT_OF_RANGE, what=what, remedy="Give a number above 0 and at most 1.")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and value < 1 and key.endswith(_COUNTED):
+        return Problem(code=Code.OUT_OF_RANGE, what=f"`{key}` must be 1 or more", remedy="Correct the value.")
+    if number and value < 0 and key.endswith(".optim.lr"):
+        return Problem(code=Code.OUT_OF_RANGE, what=f"`{key}` is below 0", remedy="Correct the value.")
     if key.endswith(".checkpoint.async_save") and value:
         what = f"`{key}` leaves checkpoints that cannot be resumed from"
         return Problem(code=Code.ASYNC_SAVE, what=what, remedy="Remove it.")

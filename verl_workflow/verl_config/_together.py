@@ -44,9 +44,10 @@ class Values:
             return None
         return OmegaConf.to_container(found, resolve=False) if OmegaConf.is_config(found) else found
 
-    def number(self, key: str) -> int | None:
+    def count(self, key: str) -> int | None:
+        """A number of things; None when it is unknown or below 1, which is told of the setting by itself."""
         value = self.get(key)
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def clashes(values: Values, *, rows: int | None = None) -> Iterator[Clash]:
@@ -64,7 +65,7 @@ def clashes(values: Values, *, rows: int | None = None) -> Iterator[Clash]:
 
 
 def _world(values: Values) -> int | None:
-    nodes, each = values.number("trainer.nnodes"), values.number("trainer.n_gpus_per_node")
+    nodes, each = values.count("trainer.nnodes"), values.count("trainer.n_gpus_per_node")
     return None if nodes is None or each is None else nodes * each
 
 
@@ -73,7 +74,7 @@ def _size(values: Values) -> Iterator[Clash]:
     sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     parallel = 1
     for kind in sizes:
-        parallel *= values.number(f"{_ROLLOUT}.{kind}") or 1
+        parallel *= values.count(f"{_ROLLOUT}.{kind}") or 1
     apart = values.get("trainer.v1.trainer_mode") == "separate_async"
     if world is not None and not apart and (world < parallel or world % parallel):
         yield Clash(
@@ -85,9 +86,9 @@ def _size(values: Values) -> Iterator[Clash]:
 
 
 def _batch(values: Values, rows: int | None) -> Iterator[Clash]:
-    world, batch, answers = _world(values), values.number("data.train_batch_size"), values.number(f"{_ROLLOUT}.n")
-    mini, steps = values.number(f"{_ACTOR}.ppo_mini_batch_size"), values.number("trainer.total_training_steps")
-    epochs = values.number("trainer.total_epochs")
+    world, batch, answers = _world(values), values.count("data.train_batch_size"), values.count(f"{_ROLLOUT}.n")
+    mini, steps = values.count(f"{_ACTOR}.ppo_mini_batch_size"), values.count("trainer.total_training_steps")
+    epochs = values.count("trainer.total_epochs")
     if rows is not None and batch is not None and rows < batch:
         yield Clash(
             code=Code.TOO_FEW_ROWS,
@@ -127,7 +128,7 @@ def _batch(values: Values, rows: int | None) -> Iterator[Clash]:
 
 def _micro_batches(values: Values) -> Iterator[Clash]:
     """verl asserts minutes after the start that each micro batch divides the rank's share."""
-    world, batch, answers = _world(values), values.number("data.train_batch_size"), values.number(f"{_ROLLOUT}.n")
+    world, batch, answers = _world(values), values.count("data.train_batch_size"), values.count(f"{_ROLLOUT}.n")
     if values.get(f"{_ACTOR}.use_dynamic_bsz"):
         return
     for section, name in _passes(values):
@@ -151,13 +152,13 @@ def _micro_batches(values: Values) -> Iterator[Clash]:
 
 
 def _divisor(values: Values, key: str, batch: int, answers: int, world: int) -> Iterator[Clash]:
-    size, mini = values.number(key), values.number(f"{_ACTOR}.ppo_mini_batch_size")
+    size, mini = values.count(key), values.count(f"{_ACTOR}.ppo_mini_batch_size")
     if mini is not None and mini > batch:
         # Told already.
         return
     share = (mini if key.endswith("ppo_micro_batch_size_per_gpu") else batch) or 0
     share = share * answers // world
-    if size is not None and (size < 1 or (share and share % size)):
+    if size is not None and share % size:
         yield Clash(
             code=Code.BATCH_ARITHMETIC,
             key=key,
@@ -206,8 +207,8 @@ def _separate(values: Values) -> Iterator[Clash]:
     """What trainer_separate_async.py asserts."""
     if values.get("trainer.v1.trainer_mode") != "separate_async":
         return
-    batch, mini = values.number("data.train_batch_size"), values.number(f"{_ACTOR}.ppo_mini_batch_size")
-    every = values.number(f"{_ASYNC}.parameter_sync_step")
+    batch, mini = values.count("data.train_batch_size"), values.count(f"{_ACTOR}.ppo_mini_batch_size")
+    every = values.count(f"{_ASYNC}.parameter_sync_step")
     if None not in (batch, mini, every) and batch != every * mini:  # type: ignore[operator]
         yield _apart(
             "data.train_batch_size",
@@ -215,7 +216,7 @@ def _separate(values: Values) -> Iterator[Clash]:
             "Change one of them.",
         )
     for name in ("nnodes", "n_gpus_per_node"):
-        if (values.number(f"{_ROLLOUT}.{name}") or 0) < 1:
+        if (values.count(f"{_ROLLOUT}.{name}") or 0) < 1:
             yield _apart(
                 f"{_ROLLOUT}.{name}",
                 f"{_ROLLOUT}.{name} must say how many the rollout has for itself",
@@ -235,7 +236,7 @@ def _apart(key: str, what: str, remedy: str) -> Clash:
 
 def habits(values: Values) -> Iterator[Clash]:
     """What works and loses a night all the same; of a configuration that verl is started with by hand."""
-    if not (values.number("trainer.save_freq") or 0) > 0:
+    if not (values.count("trainer.save_freq") or 0) > 0:
         yield Clash(
             code=Code.NO_CHECKPOINTS,
             key="trainer.save_freq",
