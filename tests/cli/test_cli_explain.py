@@ -169,7 +169,7 @@ def test_a_failed_training_is_told_with_class_evidence_cost_and_what_to_do(runs:
     assert "0:10:00" in told or "10:00" in told
     assert "from step 4 to step 14, newest whole checkpoint 9" in told
     assert "tried with a.b=4" in told
-    assert "infrastructure: the training failed (infrastructure): ActorDiedError: worker died" in told
+    assert "    infrastructure: ActorDiedError: worker died" in told
     assert "      | SYSTEM_ERROR" in told
     assert "      | ActorDiedError" not in told
     assert "The next attempt resumes." in told

@@ -64,7 +64,8 @@ def _attempt(attempt: Mapping[str, Any]) -> list[str]:
     if failure is None:
         return [*lines, f"    {_ending(attempt)}"]
     cost = ", a preemption, which costs no attempt" if failure["preempted"] else ""
-    lines.append(f"    {failure['class']}{cost}: {failure['what']}")
+    what = failure["what"].removeprefix(f"the training failed ({failure['class']}): ")
+    lines.append(f"    {failure['class']}{cost}: {what}")
     shown = [line for line in failure["evidence"] if line not in failure["what"]]
     lines += [f"      | {line}" for line in shown[:_EVIDENCE_LINES]]
     lines.append(f"    {failure['advice']}")
