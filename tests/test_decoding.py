@@ -251,6 +251,28 @@ def test_an_abort_returns_what_was_produced(model: PreTrainedModel) -> None:
     assert [one.ids for one in out] == [w.ids[: min(n, 4)] for w, n in zip(whole, limits, strict=True)]
 
 
+def test_an_answer_with_a_seed_does_not_depend_on_what_is_decoded_with_it(model: PreTrainedModel) -> None:
+    mine = DecodeRequest(prompt_ids=[5, 6, 7], max_tokens=12, seed=11)
+    others = [
+        DecodeRequest(prompt_ids=[9, 10, 11, 12, 13], max_tokens=3, temperature=0.7),
+        greedy([4], 20, ignore_eos=True),
+        DecodeRequest(prompt_ids=[5, 6, 7], max_tokens=12, seed=12),
+    ]
+    [alone] = run(model, [mine])
+    for seed in (1, 2):
+        _, _, other, beside = run(model, [*others, mine], seed=seed)
+        assert beside.ids == alone.ids
+        assert other.ids != alone.ids
+
+
+def test_answers_with_seeds_are_distributed_as_the_model_says(model: PreTrainedModel) -> None:
+    prompt, count = [5, 6], 4000
+    seeded = [DecodeRequest(prompt_ids=prompt, max_tokens=1, seed=seed) for seed in range(count)]
+    logits = model(torch.tensor([prompt])).logits[0, -1].softmax(-1)
+    found = torch.bincount(torch.tensor([one.ids[0] for one in run(model, seeded)]), minlength=len(logits)) / count
+    assert (found - logits).abs().max() < 4 * (0.25 / count) ** 0.5
+
+
 def test_the_same_generator_state_gives_the_same_samples(model: PreTrainedModel) -> None:
     requests = [DecodeRequest(prompt_ids=p, max_tokens=8) for p in RAGGED * 2]
     assert run(model, requests, seed=5) == run(model, requests, seed=5)

@@ -49,6 +49,8 @@ class DecodeRequest:
         top_k: keep this many most likely tokens (and ties with the last); 0 or less keeps all. It is applied
             before `top_p`.
         ignore_eos: go on to `max_tokens` whatever is produced.
+        seed: of its own randomness, 0 or more: the same seed, prompt and model give the same answer whatever else is
+            in the batch, but for what another rounding of sums may tip over. None: it takes from the batch's.
 
     Raises:
         UserError: `data_invalid`, a value is out of its range.
@@ -60,6 +62,7 @@ class DecodeRequest:
     top_p: float = 1.0
     top_k: int = -1
     ignore_eos: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if not len(self.prompt_ids):
@@ -115,8 +118,8 @@ def decode(
         requests: any number, none included.
         eos_ids: the ids that end a sequence; none means that only `max_tokens` does.
         pad_id: fills the left of short prompts; any valid id, as padding is masked.
-        generator: source of randomness, on the model's device; torch's global one when left out. The same state,
-            model and batch give the same result on the same machine.
+        generator: source of randomness, on the model's device, for requests without a seed; torch's global one when
+            left out. The same state, model and batch give the same result on the same machine.
         should_abort: asked before each token after the first; True ends all unfinished sequences.
 
     Raises:
@@ -153,6 +156,7 @@ class _Rows:
 class _Sampling:
     """How each row picks its next token. The flags live on the host: reading a device would wait for it."""
 
+    drawn: torch.Tensor
     greedy: torch.Tensor
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -163,7 +167,9 @@ class _Sampling:
     any_p: bool
 
     @classmethod
-    def of(cls, requests: Sequence[DecodeRequest], device: torch.device) -> _Sampling:
+    def of(
+        cls, requests: Sequence[DecodeRequest], device: torch.device, generator: torch.Generator | None
+    ) -> _Sampling:
         import torch
 
         # A greedy row is not filtered: its log-probabilities are the model's own.
@@ -171,6 +177,7 @@ class _Sampling:
         ps = [1.0 if r.greedy else r.top_p for r in requests]
         temperatures = [1.0 if r.greedy else r.temperature for r in requests]
         return cls(
+            drawn=_drawn(requests, device, generator),
             greedy=torch.tensor([r.greedy for r in requests], device=device),
             temperature=torch.tensor(temperatures, device=device).unsqueeze(1),
             top_k=torch.tensor(ks, device=device),
@@ -183,6 +190,7 @@ class _Sampling:
 
     def take(self, keep: torch.Tensor) -> _Sampling:
         return _Sampling(
+            drawn=self.drawn[keep],
             greedy=self.greedy[keep],
             temperature=self.temperature[keep],
             top_k=self.top_k[keep],
@@ -193,7 +201,7 @@ class _Sampling:
             any_p=self.any_p,
         )
 
-    def pick(self, logits: torch.Tensor, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def pick(self, logits: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The next token of each row and its log-probability."""
         import torch
 
@@ -201,7 +209,10 @@ class _Sampling:
         if self.all_greedy:
             token = log_probs.argmax(-1)
         else:
-            token = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+            # The first token up to which the probabilities hold what was drawn; one without any is never it.
+            held = log_probs.exp().double().cumsum(-1)
+            place = self.drawn[:, step : step + 1] * held[:, -1:]
+            token = torch.searchsorted(held, place, right=True).squeeze(1)
             if self.any_greedy:
                 token = torch.where(self.greedy, log_probs.argmax(-1), token)
         return token, log_probs.gather(1, token.unsqueeze(1)).squeeze(1)
@@ -224,6 +235,25 @@ class _Sampling:
             drop[:, 0] = False
             logits = logits.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), float("-inf"))
         return logits
+
+
+def _drawn(requests: Sequence[DecodeRequest], device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    """A number in [0, 1) for each row and step; a little below 1, so that no product with a sum rounds up to it."""
+    import torch
+
+    steps = max(request.max_tokens for request in requests)
+    # Nothing is taken from the batch's randomness for those who do not need it.
+    of_batch = [place for place, one in enumerate(requests) if one.seed is None and not one.greedy]
+    drawn = torch.zeros((len(requests), steps), dtype=torch.float64)
+    if of_batch:
+        drawn[of_batch] = torch.rand(
+            (len(of_batch), steps), dtype=torch.float64, device=device, generator=generator
+        ).cpu()
+    for place, one in enumerate(requests):
+        if one.seed is not None and not one.greedy:
+            own = torch.Generator().manual_seed(one.seed)
+            drawn[place, : one.max_tokens] = torch.rand(one.max_tokens, dtype=torch.float64, generator=own)
+    return (drawn * (1 - 2**-50)).to(device)
 
 
 def _decode(
@@ -254,7 +284,7 @@ def _decode(
     cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
     # The state of linear attention cannot be indexed by row: such models go without the two savings.
     by_row = all(hasattr(layer, "batch_select_indices") for layer in cache.layers)
-    rows, width = _read_in(requests, pad_id, steps, device)
+    rows, width = _read_in(requests, pad_id, steps, device, generator)
     prompts, spread = _unique(rows, requests) if by_row else (rows, None)
     for step in range(steps):
         if step and should_abort():
@@ -281,7 +311,7 @@ def _decode(
             logits = logits[spread]
         broken |= logits.isnan().any()
         # Sampling from NaN stops a CUDA device for good; the flag stops the batch at the next look instead.
-        token, log_prob = rows.sampling.pick(logits.nan_to_num(nan=0.0, neginf=float("-inf")), generator)
+        token, log_prob = rows.sampling.pick(logits.nan_to_num(nan=0.0, neginf=float("-inf")), step)
 
         live = ~rows.done
         at_end = torch.isin(token, eos) & ~rows.ignore_eos
@@ -306,7 +336,13 @@ def _decode(
     ]
 
 
-def _read_in(requests: Sequence[DecodeRequest], pad_id: int, steps: int, device: torch.device) -> tuple[_Rows, int]:
+def _read_in(
+    requests: Sequence[DecodeRequest],
+    pad_id: int,
+    steps: int,
+    device: torch.device,
+    generator: torch.Generator | None,
+) -> tuple[_Rows, int]:
     """The padded prompts, one row a request, with room in the mask for `steps` tokens; and their width."""
     import torch
 
@@ -325,7 +361,7 @@ def _read_in(requests: Sequence[DecodeRequest], pad_id: int, steps: int, device:
         limit=torch.tensor([r.max_tokens for r in requests], device=device),
         ignore_eos=torch.tensor([r.ignore_eos for r in requests], device=device),
         done=torch.zeros(len(requests), dtype=torch.bool, device=device),
-        sampling=_Sampling.of(requests, device),
+        sampling=_Sampling.of(requests, device, generator),
     )
     return rows, width
 

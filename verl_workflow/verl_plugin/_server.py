@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +49,8 @@ class HFServer:
         self.global_steps: int | None = None
         self._options = Options.of(self.config)
         self._seed = int(self.config.seed) + replica_rank
-        self._generator = torch.Generator(device=self.device).manual_seed(self._seed)
+        # How often each prompt has been answered with these weights.
+        self._asked: Counter[bytes] = Counter()
         self._share = share
 
     async def launch_server(self) -> None:
@@ -103,7 +106,19 @@ class HFServer:
             top_p=float(params.get("top_p", config.top_p)),
             top_k=int(params.get("top_k", config.top_k)),
             ignore_eos=bool(params.get("ignore_eos", config.ignore_eos)),
+            seed=self._seed_of(prompt_ids),
         )
+
+    def _seed_of(self, prompt_ids: Sequence[int]) -> int:
+        """Of the randomness of one answer: the n-th one to a prompt with the weights of a step has always the same.
+
+        So an answer does not depend on what it happens to be decoded with, which is a matter of timing.
+        """
+        prompt = hashlib.sha256(repr(prompt_ids).encode()).digest()
+        number = self._asked[prompt]
+        self._asked[prompt] += 1
+        named = f"{self._seed} {self.global_steps} {number} ".encode() + prompt
+        return int.from_bytes(hashlib.sha256(named).digest()[:8], "big") >> 1
 
     def _decode(self, requests: Sequence[DecodeRequest], should_abort: Callable[[], bool]) -> list[Decoded]:
         start = time.monotonic()
@@ -112,7 +127,6 @@ class HFServer:
             requests,
             eos_ids=self._eos_ids,
             pad_id=self._pad_id,
-            generator=self._generator,
             should_abort=should_abort,
         )
         tokens = sum(len(one.ids) for one in out)
@@ -147,7 +161,7 @@ class HFServer:
     async def set_global_steps(self, global_steps: int) -> None:
         """Note the version of the weights. Randomness starts anew from it, also in a resumed run."""
         self.global_steps = global_steps
-        self._generator.manual_seed(self._seed + 1_000_003 * int(global_steps))
+        self._asked.clear()
 
     # Life cycle. The model stays where it is, and there is no cache between batches: only torch's blocks are freed.
 
