@@ -22,7 +22,8 @@ class Guard(Strict):
     """A condition on the metrics of a training, looked at after each step: exactly one of the first six fields.
 
     Attributes:
-        non_finite: losses or gradient norms are no numbers. verl passes over such updates, and would go on for ever.
+        non_finite: the mean reward, losses or gradient norms are no numbers. verl passes over such updates, and would
+            go on for ever.
         kl_above: the KL divergence (the largest of ``actor/kl_loss`` and ``actor/ppo_kl``).
         entropy_below: ``actor/entropy``, in nats a token.
         reward_collapse: share (0-1) of what the mean reward had gained since the first step that is lost again,

@@ -13,7 +13,7 @@ FILE_NAME = "verl_metrics.jsonl"
 REWARD = "critic/score/mean"
 STEP_SECONDS = "timing_s/step"
 # verl's logger writes NaN and infinity as null; any of these being null means that the numbers have gone.
-_HEALTH = ("actor/grad_norm", "actor/pg_loss", "actor/loss", "critic/grad_norm", "critic/vf_loss")
+_HEALTH = (REWARD, "actor/grad_norm", "actor/pg_loss", "actor/loss", "critic/grad_norm", "critic/vf_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def write(rows: Iterable[Row], path: Path) -> None:
 
 
 def non_finite(row: Row) -> list[str]:
-    """Names of losses and gradient norms that are NaN or infinite in the row."""
+    """Names of what is NaN or infinite in the row: the mean reward, losses and gradient norms."""
     return [key for key in _HEALTH if key in row.data and row.data[key] is None]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from verl_workflow.training._retry import Decision
 
 _LAST_WORDS = 20
+_FRAMES = 5
+# What a process of Ray writes when it is told to end, as verl's is at the end of each attempt.
+_OWN_END = re.compile(r"^.*\*\*\* SIGTERM received at time=", re.MULTILINE)
 _LOG_LINES = 1_000_000
 _LOG_BYTES = 16 << 20
 _CODES = {FailureClass.STALL: ErrorCode.NO_PROGRESS, FailureClass.CAPACITY: ErrorCode.CAPACITY}
@@ -61,22 +65,32 @@ def alarmed(alarm: Alarm) -> AttemptFailed:
         if rolls_back
         else "Lower the learning rate or the clip range, and start a new run; or let the guard roll back or warn."
     )
-    failure = Failure(
-        kind=FailureClass.NUMERIC,
-        what=f"the guard {name} found: {alarm.what}",
-        evidence=(alarm.what,),
-        advice=remedy,
-    )
+    what = f"the guard {name} found: {alarm.what}"
+    failure = _of_numbers(what, alarm.what, remedy)
     return AttemptFailed(failure, back_to=alarm.since if rolls_back else None)
 
 
-def stuck(attempt: Attempt, reason: str) -> AttemptFailed:
-    """The training stands still, and was stopped."""
+def _of_numbers(what: str, found: str, remedy: str) -> Failure:
+    """Numbers that are none: the reward's own fault when it began there."""
+    if f"{_metrics.REWARD} " in found or f"{_metrics.REWARD}," in found:
+        advice = f"The reward gave a number that is none, and all else follows. {ADVICE[FailureClass.REWARD]}"
+        return Failure(kind=FailureClass.REWARD, what=what, evidence=(found,), advice=advice)
+    return Failure(kind=FailureClass.NUMERIC, what=what, evidence=(found,), advice=remedy)
+
+
+def stuck(attempt: Attempt, reason: str, frames: Sequence[str]) -> AttemptFailed:
+    """The training stands still, and was stopped.
+
+    Args:
+        frames: where its processes were in the user's code.
+    """
     stacks = attempt.ctx.attempt_dir / "stacks"
     advice = f"It was stopped and can be resumed. What each process was doing is in {stacks}."
-    return AttemptFailed(
-        Failure(kind=FailureClass.STALL, what=f"the training stands still: {reason}", evidence=(reason,), advice=advice)
-    )
+    if frames:
+        advice = f"{advice} Look first at why your own code does not return: {frames[0]}."
+    what = f"the training stands still: {reason}"
+    evidence = (reason, *frames[: _FRAMES - 1])
+    return AttemptFailed(Failure(kind=FailureClass.STALL, what=what, evidence=evidence, advice=advice))
 
 
 def no_room(lacking: str) -> AttemptFailed:
@@ -160,15 +174,8 @@ def require_finite(attempt: Attempt) -> None:
     trained = [row for row in attempt.rows() if row.trained]
     if trained and (bad := _metrics.non_finite(trained[-1])):
         what = f"{', '.join(bad)} {'is' if len(bad) == 1 else 'are'} not finite at step {trained[-1].step}"
-        raise AttemptFailed(
-            Failure(
-                kind=FailureClass.NUMERIC,
-                what=f"the training is numerically dead: {what}",
-                evidence=(what,),
-                advice="Lower the learning rate or the clip range, and start a new run. "
-                f"Its metrics: {attempt.metrics}",
-            )
-        )
+        remedy = f"Lower the learning rate or the clip range, and start a new run. Its metrics: {attempt.metrics}"
+        raise AttemptFailed(_of_numbers(f"the training is numerically dead: {what}", what, remedy))
 
 
 def failure_behind(error: Exception) -> Failure:
@@ -194,7 +201,7 @@ def as_error(attempt: Attempt, error: Exception, decision: Decision) -> VerlWork
     failure = failure_behind(error)
     if failure.kind is FailureClass.REWARD:
         return UserError(ErrorCode.REWARD_INVALID, failure.what, where=attempt.ctx.stage, remedy=failure.advice)
-    words = tail(attempt.log, _LAST_WORDS)
+    words = _OWN_END.split(tail(attempt.log, _LAST_WORDS), maxsplit=1)[0].rstrip()
     last_words = f" Last words of {attempt.log}:\n{words}" if words else ""
     return VerlWorkflowError(
         _CODES.get(failure.kind, ErrorCode.TRAINING_FAILED),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from verl_workflow.training._job import actors_of
@@ -15,6 +16,9 @@ from verl_workflow.warm import forked_for
 # Of one process. Reading a stack stops it for a moment; a frozen one answers all the same.
 _PROCESS_SECONDS = 20.0
 _NODE_SECONDS = 120.0
+# What py-spy writes: the process it looks at, and a line for each frame.
+_TITLE = re.compile(r"Process \d+: (\S+)")
+_FRAME = re.compile(r"^ +(?P<name>\S+) \((?P<file>[^():]+\.py):(?P<line>\d+)\)$", re.MULTILINE)
 
 
 def keep_stacks(folder: Path, namespace: str, marker: str) -> list[Path]:
@@ -39,6 +43,21 @@ def keep_stacks(folder: Path, namespace: str, marker: str) -> list[Path]:
     if notes:
         (folder / "notes.txt").write_text("\n".join(notes) + "\n", encoding="utf-8")
     return sorted(path for path in folder.iterdir() if path.name not in {"notes.txt", "actors.json"})
+
+
+def frames_in(stacks: Sequence[Path], code_dir: Path) -> list[str]:
+    """Where processes were in the user's code: ``score (reward.py:6), in ray::RewardLoopWorker``, each place once."""
+    own = {file.name for file in code_dir.rglob("*.py")}
+    found: dict[str, None] = {}
+    for stack in stacks:
+        text = stack.read_text(encoding="utf-8", errors="replace")
+        title = _TITLE.match(text)
+        for match in _FRAME.finditer(text):
+            if Path(match["file"]).name in own:
+                found[f"{match['name']} ({match['file']}:{match['line']}), in {title[1] if title else stack.stem}"] = (
+                    None
+                )
+    return list(found)
 
 
 def stacks_here(marker: str) -> dict[str, str]:

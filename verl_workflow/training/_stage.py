@@ -34,7 +34,7 @@ from verl_workflow.training._reaper import reap
 from verl_workflow.training._record import Signs, Tally, recorded, require_attempts_left
 from verl_workflow.training._retention import Retention, handed_on
 from verl_workflow.training._retry import changes_after, longest_pause
-from verl_workflow.training._stacks import keep_stacks
+from verl_workflow.training._stacks import frames_in, keep_stacks
 from verl_workflow.training._warm import warm_nodes
 from verl_workflow.training._watch import Watch
 from verl_workflow.warm import warm_command
@@ -202,8 +202,8 @@ def _run(
                 ask(ctx.attempt_dir)
             if reason := watch.stalled(time.monotonic()):
                 ctx.report({**watch.progress(), "phase": "stuck: its stacks are being kept"})
-                keep_stacks(ctx.attempt_dir / "stacks", attempt.namespace, str(attempt.metrics))
-                raise stuck(attempt, reason)
+                stacks = keep_stacks(ctx.attempt_dir / "stacks", attempt.namespace, str(attempt.metrics))
+                raise stuck(attempt, reason, frames_in(stacks, ctx.code_dir))
     signs.look(time.monotonic())
     return code
 

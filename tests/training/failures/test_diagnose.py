@@ -157,6 +157,19 @@ def test_answers_that_never_came_since_their_process_was_lost() -> None:
     assert of_error(NO_ANSWERS, STEP + died + RAISED).kind is FailureClass.REWARD
 
 
+def test_what_answers_were_lost_by_is_told_although_its_class_is_not_known() -> None:
+    lost = (
+        "(AgentLoopWorkerTQ pid=9) ERROR:2026-12-01 16:57:12,402:Error in _run_prompt for uid=412735fb\n"
+        "(AgentLoopWorkerTQ pid=9) Traceback (most recent call last):\n"
+        '(AgentLoopWorkerTQ pid=9)   File "/site-packages/some/tool.py", line 695, in call\n'
+        "(AgentLoopWorkerTQ pid=9) SomeToolError: it did not feel like it\n"
+    )
+    found = of_error(NO_ANSWERS, STEP + lost)
+    assert found.kind is FailureClass.UNKNOWN
+    assert found.what.startswith("SomeToolError: it did not feel like it (and then: RuntimeError: Sync replay buffer")
+    assert found.evidence[0] == "SomeToolError: it did not feel like it"
+
+
 def test_a_reward_that_raised_here_and_there_is_not_why_something_else_failed() -> None:
     assert of_error(ActorDiedError(), RAISED).kind is FailureClass.INFRASTRUCTURE
     assert of_error(KeyError("prompt"), RAISED).kind is FailureClass.DATA

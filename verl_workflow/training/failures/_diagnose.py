@@ -13,7 +13,7 @@ from verl_workflow.spec._failure_class import FailureClass
 from verl_workflow.training.failures._advice import ADVICE
 from verl_workflow.training.failures._chain import by_cause, headline, told
 from verl_workflow.training.failures._failure import Failure
-from verl_workflow.training.failures._log import Raised, plain, raised_by_user, says_something, steps
+from verl_workflow.training.failures._log import Raised, lost_answer, plain, raised_by_user, says_something, steps
 from verl_workflow.training.failures._rule import Rule
 from verl_workflow.training.failures._rules import RULES
 
@@ -88,9 +88,11 @@ def diagnose(
     # An error that is not known may be what a lost process led to: answers that never came, for one.
     sign = sign or _of_log(recent, _LOST)
     if sign is None:
-        what = headline(chain)
-        kind = FailureClass.UNKNOWN
-        return Failure(kind=kind, what=what[:_LONGEST], evidence=(what[:_LONGEST],), advice=ADVICE[kind])
+        what, kind = headline(chain)[:_LONGEST], FailureClass.UNKNOWN
+        evidence = (what,)
+        if (first := lost_answer(recent)) is not None:
+            what, evidence = f"{first} (and then: {what})"[:_LONGEST], (first[:_LONGEST], what)
+        return Failure(kind=kind, what=what, evidence=evidence, advice=ADVICE[kind])
     return _told(sign, chain, code, _corrected(sign, chain, recent, moved=bool(moves), resumed=resumed), drained)
 
 

@@ -25,6 +25,8 @@ _STEP = re.compile(r"^step:\d+ - ")
 # The line that ends a traceback, for between its lines others may stand.
 _RAISED = re.compile(r"^(?!(DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]*(:\s|$)")
 
+_LOST_ANSWER = re.compile(r"\bError in _run_prompt\b")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Raised:
@@ -49,6 +51,20 @@ def says_something(line: str) -> bool:
 def steps(lines: Sequence[str]) -> list[int]:
     """Places of the plain lines that tell of a finished step: what went wrong before the last one was survived."""
     return [place for place, line in enumerate(lines) if _STEP.match(line)]
+
+
+def lost_answer(lines: Sequence[str]) -> str | None:
+    """The first exception by which verl has lost an answer, which it only logs; it fails later for want of answers.
+
+    Args:
+        lines: of a log with tracebacks, plain.
+    """
+    lost = False
+    for line in lines:
+        lost = lost or _LOST_ANSWER.search(line) is not None
+        if lost and _RAISED.match(line):
+            return line.strip()
+    return None
 
 
 def raised_by_user(lines: Sequence[str], code_dir: Path) -> Raised | None:

@@ -73,6 +73,12 @@ ROWS = (
     ),
     rule(
         Kind.REWARD,
+        r"can't assign an? \w+ to a torch\.\w*Tensor",
+        "The reward returned something that is no number: let it return a finite one, or a dict with `score`, for "
+        "whatever a model may reply, then start a new run.",
+    ),
+    rule(
+        Kind.REWARD,
         r"reward_(loop|manager|score)[^\n]*(Error|Exception)|"
         r"(Error|Exception)[^\n]*(reward (function|fn|manager)|custom_reward_function)|"
         r"rewards? (function|must|should)[^\n]*(number|float|dict)",
