@@ -35,7 +35,7 @@ def test_numbers_that_are_none_are_the_rewards_when_it_gives_none() -> None:
 def test_the_last_words_end_before_those_of_the_stop_itself(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("step 3\nthe last of it\n*** SIGTERM received at time=17 on cpu 1 ***\nPC: @ 0x7f (unknown)\n")
-    attempt: Any = SimpleNamespace(log=log, ctx=SimpleNamespace(stage="train"))
+    attempt: Any = SimpleNamespace(log=log, ctx=SimpleNamespace(stage="train"), newest=lambda: None)
     failure = Failure(kind=FailureClass.STALL, what="it stands still", evidence=("x",), advice="Look.")
     told = str(as_error(attempt, AttemptFailed(failure), Decision(again=False, why="No more.")))
     assert told.endswith("step 3\nthe last of it")

@@ -42,6 +42,7 @@ def test_a_guard_stops_the_training(run: Callable[..., Any], tmp_path: Path) -> 
     error = failure(run, 1, {"kl": {"5": 0.9}, "pause": 0.2}, steps=40, guards=[{"kl_above": 0.5}])
     assert (error.code, error.retryable) == (ErrorCode.TRAINING_FAILED, False)
     assert "the guard kl_above found: kl is 0.9, above 0.5, at step 5" in str(error)
+    assert "The last checkpoint from before it is that of step 4." in str(error)
     [outcome] = kept(tmp_path)
     assert outcome.failure is not None
     assert outcome.failure.kind.value == "numeric"

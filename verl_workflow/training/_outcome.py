@@ -48,26 +48,29 @@ class AttemptFailed(Exception):
     Args:
         failure: why.
         back_to: first step whose checkpoint must not be resumed from; None: all may.
+        since: the step at which the trouble began, when a guard has seen it.
     """
 
-    def __init__(self, failure: Failure, *, back_to: int | None = None) -> None:
+    def __init__(self, failure: Failure, *, back_to: int | None = None, since: int | None = None) -> None:
         super().__init__(failure.what)
         self.failure = failure
         self.back_to = back_to
+        self.since = since
 
 
 def alarmed(alarm: Alarm) -> AttemptFailed:
     """A guard stops the training, or takes it back to before what it has found."""
     rolls_back = alarm.guard.policy == "rollback"
-    name = alarm.guard.check
+    own = alarm.guard.check == "when"
+    mend = "Look at the metrics" if own else "Lower the learning rate or the clip range"
     remedy = (
         f"The checkpoints since step {alarm.since} are set aside."
         if rolls_back
-        else "Lower the learning rate or the clip range, and start a new run; or let the guard roll back or warn."
+        else f"{mend}, and start a new run; or let the guard roll back or warn."
     )
-    what = f"the guard {name} found: {alarm.what}"
+    what = f"a guard found that {alarm.what}" if own else f"the guard {alarm.guard.check} found: {alarm.what}"
     failure = _of_numbers(what, alarm.what, remedy)
-    return AttemptFailed(failure, back_to=alarm.since if rolls_back else None)
+    return AttemptFailed(failure, back_to=alarm.since if rolls_back else None, since=alarm.since)
 
 
 def _of_numbers(what: str, found: str, remedy: str) -> Failure:
@@ -207,6 +210,16 @@ def as_error(attempt: Attempt, error: Exception, decision: Decision) -> VerlWork
         _CODES.get(failure.kind, ErrorCode.TRAINING_FAILED),
         failure.what,
         where=attempt.ctx.stage,
-        remedy=f"{failure.advice} {decision.why}{last_words}".strip(),
+        remedy=f"{failure.advice} {_left(attempt, error)}{decision.why}{last_words}".strip(),
         retryable=decision.again,
     )
+
+
+def _left(attempt: Attempt, error: Exception) -> str:
+    """What there is to go on from, in a sentence; nothing when there is nothing to say."""
+    since = error.since if isinstance(error, AttemptFailed) else None
+    if since is None:
+        newest = attempt.newest()
+        return f"The newest whole checkpoint is that of step {newest.step}. " if newest else ""
+    before = [found.step for found in _checkpoints.checkpoints(attempt.checkpoint_dir) if found.step < since]
+    return f"The last checkpoint from before it is that of step {before[-1]}. " if before else ""
