@@ -16,7 +16,7 @@ import httpx
 import pytest
 from _stage_files import facts, rows
 
-from verl_workflow.trackers import Facts, Sender, mirrored
+from verl_workflow.trackers import Facts, Sender, behind, mirrored
 
 
 def free_port() -> int:
@@ -105,10 +105,13 @@ def test_a_server_that_is_down_and_comes_back_loses_nothing(tmp_path: Path, serv
         rows(tmp_path, 1, [2, 3])
     log = (tmp_path / "trackers/0-mlflow.log").read_text()
     assert "Connection refused" in log or "MlflowException" in log
+    [told] = behind(tmp_path, stage)
+    assert told == f"mlflow has not taken 2 of the steps up to 3: `verl-workflow sync {stage.run_id}` sends them"
     server.start()
     with mirrored(tmp_path, stage):
         rows(tmp_path, 2, [3, 4])
         wait_for(lambda: server.steps() == [1, 2, 3, 4])
+    assert behind(tmp_path, stage) == []
 
 
 def test_a_server_that_never_answers_ends_with_the_training(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_workflow.trackers._facts import FOLDER, Facts, keep
+from verl_workflow.trackers._sender import Sender
 
 _GRACE_SECONDS = 25.0
 _EXTRAS = {"mlflow": "mlflow", "wandb": "verl", "tensorboard": "verl"}
@@ -45,6 +46,19 @@ def mirrored(stage_dir: Path, facts: Facts, environment: Mapping[str, str] | Non
             # All at once, so that none waits for the one before.
             for sender in senders:
                 sender.ask_to_end()
+
+
+def behind(stage_dir: Path, facts: Facts) -> list[str]:
+    """What trackers have not taken, a sentence for each that lacks something."""
+    found = []
+    for number, tracker in enumerate(facts.trackers):
+        sender = Sender(stage_dir, facts, number)
+        if left := sender.pending():
+            found.append(
+                f"{tracker['kind']} has not taken {len(left)} of the steps up to {left[-1].step}: `verl-workflow sync "
+                f"{facts.run_id}` sends them"
+            )
+    return found
 
 
 def missing_clients(trackers: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_workflow.errors import UserErrors
 from verl_workflow.spec._training import VerlStage
-from verl_workflow.trackers import mirrored
+from verl_workflow.trackers import behind, mirrored
 from verl_workflow.training import _checkpoints, _cluster, _metrics
 from verl_workflow.training._attempt import RESULT, Attempt, roles_of, write_launch
 from verl_workflow.training._check import check_settings
@@ -81,6 +81,7 @@ def run_verl_stage(spec: VerlStage, ctx: StageContext) -> dict[str, Any]:
         if done is None or done.step < spec.steps:
             with mirrored(ctx.stage_dir, attempt.facts, driver_environment({})):
                 done = _train(attempt, tally, places)
+            tally.warnings += behind(ctx.stage_dir, attempt.facts)
             # The rest needs no GPU.
             places.release()
         require_finite(attempt)
