@@ -46,11 +46,6 @@ class ErrorCode(str, enum.Enum):
     MODEL_UNKNOWN = "model_unknown"
     CAPACITY = "capacity"
     CLUSTER_UNREACHABLE = "cluster_unreachable"
-    ACCESS_DENIED = "access_denied"
-    JOB_UNKNOWN = "job_unknown"
-    JOB_CONFLICT = "job_conflict"
-    JOB_REFUSED = "job_refused"
-    JOB_RUNNING = "job_running"
     DEPENDENCY_MISSING = "dependency_missing"
 
 
