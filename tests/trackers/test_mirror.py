@@ -25,7 +25,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 90.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():

@@ -28,7 +28,7 @@ print(json.dumps({
 """
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if found := condition():
